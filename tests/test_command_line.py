@@ -810,6 +810,39 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}
 
 
+@pytest.mark.parametrize(
+    ("begun", "words"),
+    [
+        ("", [r"my\ chat", "plain"]),
+        ("my", [r"my\ chat"]),
+        (r"my\ c", [r"my\ chat"]),
+        ('"my c', ["my chat"]),
+        ("'my", ["my chat"]),
+        ("none", []),
+    ],
+)
+def test_bash_quotes_names_with_blanks(tmp_path: Path, begun: str, words: list[str]):
+    """As the one word that they are, also where it is begun with a quote or a backslash."""
+    program = tmp_path / "bin" / "localllm"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localllm "$@"\n')
+    program.chmod(0o755)
+    folder = tmp_path / "localllm" / "sessions"
+    folder.mkdir(parents=True, mode=0o700)
+    for name in ("my chat", "plain"):
+        (folder / f"{name}.jsonl").touch(0o600)
+    asked = f"ask localllm sessions show {shlex.quote(begun)}\n"
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "XDG_DATA_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        ["bash", "-c", SHELLS["bash"] + asked], cwd=tmp_path, env=os.environ | environment, capture_output=True
+    )
+    assert sorted(done.stdout.decode().split("\n")) == sorted([*words, ""] if words else ["", ""])
+
+
 def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
     """It gives programs no empty words. There is none here: what its script asks is asked, and the script looked at."""
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "powershell")

@@ -25,8 +25,12 @@ _localllm() {
     COMPREPLY=()
     {
         read -r kind
-        while IFS=$'\\t' read -r word meaning; do COMPREPLY+=("$word"); done
-    } < <(%VARIABLE%=bash localllm "${words[@]}" 2>/dev/null)
+        while IFS=$'\\t' read -r word meaning; do
+            # behind an open quote nothing is escaped, and of file names bash does it
+            [[ $kind == nothing && $current != [\\"\\']* ]] && printf -v word %q "$word"
+            COMPREPLY+=("$word")
+        done
+    } < <(%VARIABLE%=bash localllm "${words[@]//[\\\\\\"\\']/}" 2>/dev/null)
     [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
     case $kind in
         models) compopt -o filenames
