@@ -320,7 +320,7 @@ def test_run(llada):
         ([*ask, "--json"], "leave out --json"),
         ([*ask, "--diffusion-algorithm", "7"], "from 0 to 4"),
         ([*ask, "--min-p", "0.2"], "do not support min-p"),
-        (["run", str(llada), "-p", "Hi", "--raw", "--no-stdin", "-n", "600"], "do not fit"),
+        (["run", str(llada), "-p", "Hi", "--raw", "--no-stdin", "-n", "600"], "exceed the limit"),
         (["perplexity", str(llada), __file__], "use localllm run"),
     ):
         code, out, error = run(*words)

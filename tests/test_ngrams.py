@@ -96,7 +96,10 @@ WRONG = [
     ({"ple.eos_token_id": 272}, "ple.eos_token_id"),
     ({"ple.layer_multipliers": np.array([1, 1, 1, 1 << 60], np.uint64)}, "ple.layer_multipliers"),
     ({"ple.head_vocab_sizes": np.array([0, 67, 71], np.uint64)}, "ple.head_vocab_sizes"),
-    ({"ple.head_offsets": np.array([0, 61, 400], np.uint64)}, "per_layer_token_embd.weight has 434 rows, of which 471"),
+    (
+        {"ple.head_offsets": np.array([0, 61, 400], np.uint64)},
+        "per_layer_token_embd.weight has 434 rows; the hashes need 471",
+    ),
     ({"embedding_length_per_layer_input": 21}, "per_layer_token_embd.weight should have rows of 21"),
     ({"hyper_connection.count": 1}, "hyper_connection.count should be a number from 2"),
     ({"attention.compress_ratios": np.array([0, 5])}, "that divide 12"),

@@ -214,9 +214,9 @@ def test_every_family_is_known(model_path):
             Engine(GGUFFile.open(model_path(name)), EngineOptions(1, 64))._turns()
         except UsageError as error:
             refused.add(name)
-            reasons = ("recurrent", "positions")
+            reasons = ("recurrent", "position embeddings")
             if name.startswith(("hunyuan", "maincoder")):
-                reasons = ("'rms_norm' after they were rotated",)
+                reasons = ("'rms_norm' changes keys after RoPE",)
             assert any(reason in str(error) for reason in reasons), name
     assert {"gpt2", "mamba"} <= refused
     assert not refused & {"llama", *MODELS}
