@@ -132,12 +132,13 @@ def test_a_tool_is_called(real_model):
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
-def test_the_middle_is_filled_in(real_model):
-    """Special tokens in a raw prompt are tokens."""
+def test_the_middle_is_filled_in(real_model, opened):
+    """By special tokens in a raw prompt, and by what puts them there."""
     before, after = "def add(a, b):\n    ", "\n\nprint(add(1, 2))\n"
     prompt = f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
-    middle = run("run", real_model("qwen-0.5b"), "--raw", "-p", prompt, "--temp", 0, "-n", 12).partition("\n")[0]
-    assert middle == "return a + b"
+    middle = run("run", real_model("qwen-0.5b"), "--raw", "-p", prompt, "--temp", 0, "-n", 12)
+    assert middle.partition("\n")[0] == "return a + b"
+    assert "".join(opened("qwen-0.5b").infill(before, after, 12, temperature=0)) == middle.removesuffix("\n")
 
 
 def test_json_is_right(opened):

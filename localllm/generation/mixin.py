@@ -60,6 +60,26 @@ class GenerationMixin:
         """
         return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.drafter(speculate)))
 
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto",
+        files: Sequence[tuple[str, str]] = (),
+        **options: Unpack[AnswerArguments],
+    ) -> Generation:
+        """Write what stands between two parts of a text, of which a model for code knows how (fill in the middle).
+
+        files: (name, text) of others of the repository, the most important last.  Others and errors as of `generate`;
+        UsageError, too, if the model was not trained for it.
+        """
+        from localllm.generation.infill import Infill
+
+        chosen = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        return self.session.complete(Infill(prefix, suffix, files or None).encode(self.session.tokenizer), chosen)
+
     def chat(
         self,
         messages: Sequence[Message],

@@ -28,12 +28,14 @@ FILL_END_TEXTS = {
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
     "fim_sep": ["<|file_sep|>"],
 }
-FILL_TEXTS = [
-    *["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"],
-    *["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"],
-    *["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"],
-    *["<|prefix|>", "<|suffix|>", "<|middle|>"],
-]
+FILL_TEXTS = {
+    "fim_pre": ["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"],
+    "fim_suf": ["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"],
+    "fim_mid": ["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"],
+}  # fmt: skip
 # gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
 SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
@@ -68,7 +70,8 @@ def correct_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins
         named = special_id(keys, name, len(types))
         by_text = {token for text in texts for token in all_tokens(text, ids, twins)}
         ends |= by_text if named is None else {named}
-    for token in ends | {token for text in FILL_TEXTS for token in all_tokens(text, ids, twins)}:
+    fill_texts = [text for texts in FILL_TEXTS.values() for text in texts]
+    for token in ends | {token for text in fill_texts for token in all_tokens(text, ids, twins)}:
         types[token] = CONTROL
     for text in SHOWN_TEXTS:
         for token in all_tokens(text, ids, twins):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -23,6 +23,9 @@ from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, tokens_of_types
 from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
+
+if TYPE_CHECKING:
+    from localllm.text.infill_tokens import InfillTokens
 
 MOST_UTF8 = 4  # bytes of a character, such as an unknown one, which is a token
 
@@ -53,7 +56,7 @@ class Tokenizer:
         self.vocab_size = len(vocabulary.pieces)
         self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
-        self._oddities, self._warning = oddities, vocabulary.warning
+        self._oddities, self._warning, self._metadata = oddities, vocabulary.warning, metadata
         self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
         self.chat_templates = _named_templates(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
@@ -136,6 +139,13 @@ class Tokenizer:
     def special_id(self, text: str) -> int | None:
         """Return the control or other special token that has just this text; None if there is none."""
         return self._special_ids.get(text)
+
+    @cached_property
+    def infill_tokens(self) -> "InfillTokens | None":
+        """The tokens for filling in the middle of a text, or None."""
+        from localllm.text.infill_tokens import read_infill_tokens  # seldom needed
+
+        return read_infill_tokens(self._metadata, self.special_id, self.vocab_size)
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:

@@ -1,0 +1,76 @@
+"""Prompts for filling in the middle of a text.
+
+    [repository]name [file]name text [file]name text ... [file]name [prefix]text[suffix]text[middle]
+
+Bavarian et al. 2022 (arXiv 2207.14255); with other files of a repository as Qwen2.5-Coder was trained
+(arXiv 2409.12186).
+"""
+
+from collections.abc import Sequence
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.text.infill_tokens import InfillTokens
+from localllm.text.tokenizer import Tokenizer
+from localllm.values import require_text
+
+# What llama-server calls the repository and the file that is being written: its clients do not name them.
+REPOSITORY, FILE = "myproject", "filename"
+
+
+@frozen
+class Infill:
+    """A text with a gap.
+
+    Attributes:
+        prefix, suffix: what stands before and behind the gap.
+        files: names and texts of others of the repository; None without any repository's tokens.
+        typed: the end of the prefix, encoded by itself, because editors send it by itself.
+    """
+
+    prefix: str
+    suffix: str
+    files: Sequence[tuple[str, str]] | None = None
+    typed: str = ""
+
+    def encode(self, tokenizer: Tokenizer, most: int | None = None, most_files: int = 0) -> list[int]:
+        """Return the token ids of the prompt. Raises UsageError for a model without tokens for it.
+
+        most: of tokens for both parts, of which three quarters are the prefix's end; None for all of them.
+        most_files: of tokens for other files then, of which the last ones stay.
+        """
+        marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
+        prefix, suffix = encode(require_text("prefix", self.prefix)), encode(require_text("suffix", self.suffix))
+        typed = encode(self.typed)
+        if most is not None:
+            prefix = prefix[max(0, len(prefix) - most // 4 * 3) :]
+            suffix = suffix[: max(0, most // 4 - 2 - len(typed))]
+        first = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
+        files = self._encode_files(tokenizer, marks, None if most is None else most_files)
+        return [*first, *files, marks.prefix, *prefix, *typed, marks.suffix, *suffix, marks.middle]
+
+    def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, most: int | None) -> list[int]:
+        """Encode the other files; the first of them are left out where all have more than `most` tokens."""
+        if self.files is None:
+            return []
+        encode = tokenizer.encode
+        head = [] if marks.repository is None else [marks.repository, *encode(f"{REPOSITORY}\n")]
+        last = [] if marks.file is None else [marks.file, *encode(f"{FILE}\n")]
+        chunks, left = list[list[int]](), None if most is None else most - len(head) - len(last)
+        for name, text in reversed(self.files):
+            start = encode(f"\n\n--- {name} ---\n\n") if marks.file is None else [marks.file, *encode(f"{name}\n")]
+            chunk = [*start, *encode(text)]
+            if left is not None and (left := left - len(chunk)) < 0:
+                break
+            chunks.append(chunk)
+        return [*head, *(token for chunk in reversed(chunks) for token in chunk), *last]
+
+
+def require_infill_tokens(tokenizer: Tokenizer) -> InfillTokens:
+    """Return a model's tokens for filling in. Raises UsageError if it has none."""
+    if tokenizer.infill_tokens is None:
+        raise UsageError(
+            "this model cannot fill in the middle of a text: its vocabulary has no tokens for prefix, suffix and "
+            "middle; use a model for code that was trained for it, such as Qwen2.5-Coder"
+        )
+    return tokenizer.infill_tokens
