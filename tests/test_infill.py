@@ -1,5 +1,6 @@
 """Filling in the middle of a text: which tokens are used, the prompt that is made, and what a model makes of it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,53 @@ def test_infill_is_a_generation(fim_path: Path):
 def test_a_model_that_cannot(tiny: str):
     with localllm.open(tiny) as model, pytest.raises(UsageError, match="cannot fill in the middle"):
         model.infill("a", "b")
+
+
+# ---- run
+
+
+def test_run_prints_the_middle_only(fim_path: Path, tmp_path: Path, cli):
+    after = tmp_path / "after.txt"
+    after.write_text("world\n", "utf-8")
+    with localllm.open(fim_path) as model:
+        middle = "".join(model.infill("hello", "world\n", 5, temperature=0))
+        other = "".join(model.infill("hello", "world", 5, temperature=0))
+        assert middle != other
+    greedy = ("-n", 5, "--temp", 0)
+    assert cli("run", fim_path, "-p", "hello", "-sf", after, *greedy) == (0, f"{middle}\n", "")
+    assert cli("run", fim_path, "-p", "hello", "--suffix", "world\n", *greedy) == (0, f"{middle}\n", "")
+    assert cli("run", fim_path, "--suffix", "world", *greedy, stdin=b"hello\n") == (0, f"{other}\n", "")
+    code, out, _ = cli("run", fim_path, "-p", "hello", "--suffix", "world", "-n", 5, "--n", 2, "--temp", 0, "--json")
+    assert code == 0 and {answer["text"] for answer in json.loads(out)["answers"]} == {other}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["-sys", "Be short"], "--suffix turns off the chat template: leave out -sys"),
+        (["--chat-template", "chatml"], "--suffix turns off the chat template: leave out --chat-template"),
+        (["--think", "on"], "--suffix turns off the chat template: leave out the options for thinking"),
+        (["--raw"], "--suffix cannot be combined with raw"),
+        (["--choices", "a,b"], "--suffix cannot be combined with choices"),
+        (["--tools", "read_file"], "--suffix cannot be combined with tools"),
+        (["--receipt", "x.json"], "--suffix cannot be combined with receipt"),
+        (["--endpoint", "http://127.0.0.1:9"], "--suffix cannot be combined with endpoint"),
+        (["--diffusion-steps", "4"], "--suffix cannot be combined with steps"),
+        (["-sf", "nowhere.txt"], "cannot read the prompt from nowhere.txt"),
+    ],
+)
+def test_what_does_not_go_with_a_suffix(fim_path: Path, cli, words: list[str], reason: str):
+    given = [] if words[0] == "-sf" else ["--suffix", "x"]
+    code, out, err = cli("run", fim_path, "-p", "a", *given, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"localllm: error: {reason}"), err
+
+
+def test_one_suffix(fim_path: Path, cli):
+    code, _, err = cli("run", fim_path, "-p", "a", "--suffix", "b", "-sf", fim_path)
+    assert code == 2 and err == "localllm: error: give either --suffix or -sf, not both\n"
+
+
+def test_run_of_a_model_that_cannot(tiny: str, cli):
+    code, out, err = cli("run", tiny, "-p", "a", "--suffix", "b")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("localllm: error: this model cannot fill in the middle of a text: its vocabulary has no")

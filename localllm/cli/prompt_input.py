@@ -158,6 +158,8 @@ def naming_ways(model: "Model", can_shift: bool) -> Iterator[None]:
         raise ContextError(f"{error}, {error.excess} too many: {listed}") from None
 
 
-def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":
-    """Start generating the answer."""
-    return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)
+def begin(model: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions") -> "Generation":
+    """Start generating the answer to messages, or what continues a text or token ids."""
+    if isinstance(asked, str) or isinstance(asked[0], int):
+        return model.session.complete(asked, chosen)
+    return model.session.chat(asked, chosen)

@@ -17,6 +17,8 @@ from localllm.cli.options.constraint import HideThinking, require_whole
 from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.infill import InfillGroup
+from localllm.cli.options.infill import encode as encode_infill
 from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
@@ -79,6 +81,7 @@ def run(
     choices: options.GenerationGroup,
     tools: ToolGroup,
     images: ImageGroup,
+    infill: InfillGroup,
     endpoint: EndpointGroup,
     diffusion: Diffusion,
 ) -> None:
@@ -98,6 +101,7 @@ def run(
       localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
       localllm run model.gguf -p "What is this?" --image photo.jpg
       localllm run model.gguf -p "Is this kind? Thanks!" --choices yes,no --json
+      localllm run coder.gguf -p "def add(a, b):" --suffix "    return c" -n 20
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
@@ -111,11 +115,16 @@ def run(
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
     text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
+    suffix = infill.text(encoding, most_bytes)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
-    if raw:
-        require_no_template(system, chat_template, choices)
+    if raw or infill.given:
+        require_no_template("--raw" if raw else "--suffix", system, chat_template, choices)
+    infill.require_plain(
+        raw=raw, images=bool(images.image_files), tools=tools.given, choices=choices_given is not None,
+        endpoint=place is not None, receipt=receipt is not None, steps=bool(diffusion.given()),
+    )  # fmt: skip
     if n != 1 or beams:
         require_sense(n, beams, choices)
     images.require_plain(receipt=receipt is not None)
@@ -142,11 +151,13 @@ def run(
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
-        asked, interrupted = images.shown(request(opened, text, system, raw)), False
+        asked, interrupted = images.shown(request(opened, text, system, raw or infill.given)), False
+        continued = asked if suffix is None else encode_infill(opened, text, suffix)
         if texts:
             return choose(opened, asked, texts, as_json)
         if opened.is_diffusion or diffusion.given():
             images.require_plain(steps=True)
+            infill.require_plain(a_diffusion_model=True)
             require_plain(
                 n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
             )
@@ -161,11 +172,11 @@ def run(
             answer, said, interrupted = answered(opened, asked, chosen, calls, line, as_json, not hide_thinking)
             answers = [answer]
         elif n > 1 or beams:
-            answers = several(opened, asked, chosen, n, beams, line)
+            answers = several(opened, continued, chosen, n, beams, line)
             if not as_json:
                 write("\n\n".join(answer.text for answer in answers) + "\n")
         else:
-            answers = [begin(opened, asked, chosen)]
+            answers = [begin(opened, continued, chosen)]
             interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking)
         if as_json or stats or receipt is not None:
             from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
@@ -184,14 +195,18 @@ def run(
         require_whole(chosen, [answer.finish_reason for answer in answers])
 
 
-def require_no_template(system: str | None, chat_template: str | None, choices: options.GenerationGroup) -> None:
-    """Raise UsageError for options that need a chat template."""
-    if system is not None:
-        raise UsageError("--raw turns off the chat template: leave out -sys")
-    if chat_template is not None:
-        raise UsageError("--raw turns off the chat template: leave out --chat-template")
-    if not choices.thoughts.are_usual:
-        raise UsageError("--raw turns off the chat template: leave out the options for thinking and template variables")
+def require_no_template(
+    option: str, system: str | None, chat_template: str | None, choices: options.GenerationGroup
+) -> None:
+    """Raise UsageError for options that need a chat template, which an option turns off."""
+    others = {
+        "-sys": system is not None,
+        "--chat-template": chat_template is not None,
+        "the options for thinking and template variables": not choices.thoughts.are_usual,
+    }
+    for other, is_given in others.items():
+        if is_given:
+            raise UsageError(f"{option} turns off the chat template: leave out {other}")
 
 
 def require_plain_tools(**given: bool) -> None:
@@ -214,7 +229,12 @@ def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
 
 
 def several(
-    model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", n: int, beams: int, line: ProgressLine
+    model: "Model",
+    asked: "str | list[int] | list[Message]",
+    chosen: "GenerationOptions",
+    n: int,
+    beams: int,
+    line: ProgressLine,
 ) -> "list[Answer]":
     """Return the answers, most likely first, when all are finished."""
     try:
