@@ -200,7 +200,7 @@ def chat(**fields: Any) -> Any:
 
 
 def text(**fields: Any) -> Any:
-    return parse_completion_request(Body({"prompt": "Hi", **fields}))
+    return parse_completion_request(Body({"prompt": "Hi"} | fields))
 
 
 def response(**fields: Any) -> Any:
@@ -220,7 +220,8 @@ def response(**fields: Any) -> Any:
         (chat, {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
         (chat, {"n": 17}, "n should be from 1 to 16"),
         (chat, {"n": 0}, "n should be from 1 to 16"),
-        (text, {"suffix": "x"}, "suffix is not supported"),
+        (text, {"prompt": [1], "suffix": "x"}, "suffix: prompt should be a string, not token ids"),
+        (text, {"suffix": 1}, "suffix should be a string, not an integer"),
         (text, {"echo": True}, "echo is not supported: prepend the prompt"),
         (text, {"n": 2, "best_of": 3}, "best_of should be equal to n, 2, not 3"),
         (text, {"n": 17}, "n should be from 1"),

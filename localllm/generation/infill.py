@@ -16,6 +16,8 @@ from localllm.values import require_text
 
 # What llama-server calls the repository and the file that is being written: its clients do not name them.
 REPOSITORY, FILE = "myproject", "filename"
+MOST = 2048  # tokens around the gap where they are cut: llama-server's batch
+MARKS = 8  # tokens that are enough for all marks of a prompt, and one that has to be left
 
 
 @frozen
@@ -26,12 +28,22 @@ class Infill:
         prefix, suffix: what stands before and behind the gap.
         files: names and texts of others of the repository; None without any repository's tokens.
         typed: the end of the prefix, encoded by itself, because editors send it by itself.
+        is_cut: whether what is far from the gap is left out where it is long, as llama-server does.
     """
 
     prefix: str
     suffix: str
     files: Sequence[tuple[str, str]] | None = None
     typed: str = ""
+    is_cut: bool = False
+
+    def fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
+        """Return the token ids of the prompt for a context that the answer is to fit, too. Raises UsageError."""
+        if not self.is_cut:
+            return self.encode(tokenizer)
+        most = min(MOST, context // 2)
+        room = min(context // 4, context // 8 if max_tokens is None else max_tokens)
+        return self.encode(tokenizer, most, context - most - room - MARKS)
 
     def encode(self, tokenizer: Tokenizer, most: int | None = None, most_files: int = 0) -> list[int]:
         """Return the token ids of the prompt. Raises UsageError for a model without tokens for it.
@@ -40,10 +52,13 @@ class Infill:
         most_files: of tokens for other files then, of which the last ones stay.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
-        prefix, suffix = encode(require_text("prefix", self.prefix)), encode(require_text("suffix", self.suffix))
-        typed = encode(self.typed)
+        before, behind = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
+        if most is not None:  # no more than could stay needs to be encoded
+            size = tokenizer.most_bytes(most)
+            before, behind = before[max(0, len(before) - size) :], behind[:size]
+        prefix, suffix, typed = encode(before), encode(behind), encode(self.typed)
         if most is not None:
-            prefix = prefix[max(0, len(prefix) - most // 4 * 3) :]
+            prefix, typed = prefix[max(0, len(prefix) - most // 4 * 3) :], typed[max(0, len(typed) - most // 4) :]
             suffix = suffix[: max(0, most // 4 - 2 - len(typed))]
         first = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         files = self._encode_files(tokenizer, marks, None if most is None else most_files)
@@ -58,6 +73,8 @@ class Infill:
         last = [] if marks.file is None else [marks.file, *encode(f"{FILE}\n")]
         chunks, left = list[list[int]](), None if most is None else most - len(head) - len(last)
         for name, text in reversed(self.files):
+            if left is not None and len(text) > tokenizer.most_bytes(max(left, 0)):
+                break
             start = encode(f"\n\n--- {name} ---\n\n") if marks.file is None else [marks.file, *encode(f"{name}\n")]
             chunk = [*start, *encode(text)]
             if left is not None and (left := left - len(chunk)) < 0:

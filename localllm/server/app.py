@@ -24,6 +24,7 @@ from localllm.server.http import (
     error_response,
     json_response,
 )
+from localllm.server.infill import infill
 from localllm.server.openai_chat import chat_completions, list_models, retrieve_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import create_response
@@ -86,6 +87,7 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/infill", infill),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("POST", "/apply-template", apply_template),

@@ -1,12 +1,13 @@
 """OpenAI's legacy interface, /v1/completions: text completion without a chat template."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
+from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
@@ -50,14 +51,13 @@ async def completions(service: Service, request: Request) -> Response:
 
 def parse_request(body: Body) -> GenerateRequest:
     """Parse the request. Raises UsageError."""
-    body.reject("suffix", "put the model's own fill-in-the-middle tokens into the prompt")
     body.reject("echo", "prepend the prompt yourself")
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
         raise UsageError(f"best_of should be equal to n, {n}, not {best}")
     max_tokens = DEFAULT_MAX_TOKENS if body.get("max_tokens") is None else body.get_limit("max_tokens")
     options = parse_options(body, max_tokens, parse_constraint(body))
-    prompts = parse_prompts(body.get("prompt"))
+    prompts = add_suffix(parse_prompts(body.get("prompt")), body.get_text("suffix"))
     return GenerateRequest(body.get_text("model"), prompts, options, n, parse_logprobs(body))
 
 
@@ -82,6 +82,15 @@ def parse_prompts(value: Any) -> list[Prompt]:
         if not isinstance(item, str) and not (isinstance(item, list) and item and all(map(is_token, item))):
             raise UsageError("prompt should be a string, an array of token ids, or an array of these")
     return value
+
+
+def add_suffix(prompts: list[Prompt], suffix: str | None) -> Sequence[Prompt | Infill]:
+    """Return prompts with a gap before the suffix, if there is one. Raises UsageError for token ids."""
+    if not suffix:
+        return prompts
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise UsageError("suffix: prompt should be a string, not token ids, when there is a suffix")
+    return [Infill(prompt, suffix) for prompt in prompts if isinstance(prompt, str)]
 
 
 def is_token(value: Any) -> bool:

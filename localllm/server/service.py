@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.request import Request
+from localllm.generation.infill import Infill
+from localllm.generation.request import Completion, Request
 from localllm.images.parts import texts_of
 from localllm.server.http import Limits, RequestTimeoutError
 from localllm.server.images import resolve_images
@@ -20,6 +21,9 @@ from localllm.server.model_pool import ModelPool
 from localllm.server.response_stream import Subscriber, TokenEvent
 from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.api import Model
 
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or messages
@@ -35,7 +39,7 @@ class GenerateRequest:
     """
 
     model: str | None
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt | Infill]
     options: GenerationOptions
     n: int = 1
     top_logprobs: int | None = None
@@ -90,7 +94,8 @@ class ResponseStream:
         """
         generate_request, requests = self._generate_request, []
         self.model.session.require_sense(generate_request.options)
-        for prompt in resolve_prompt_images(generate_request.prompts, self._folders):
+        prompts = encode_gaps(generate_request, self.model)
+        for prompt in resolve_prompt_images(prompts, self._folders):
             request = self._build_fitting(prompt) if self._drops else self._build_request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
@@ -102,16 +107,12 @@ class ResponseStream:
 
         Raises UsageError for unknown tokens, and ContextError for prompts that are too long by their bytes alone.
         """
-        vocab, context = self.model.engine.vocab_size, self.model.context
+        vocab = self.model.engine.vocab_size
         if not isinstance(prompt, str) and not is_chat(prompt):
             if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
                 raise UsageError(f"prompt: token ids should be from 0 to {vocab - 1}")
-        elif not self._drops and (size := count_bytes(prompt)) > (
-            limit := max_prompt_bytes(self.model.tokenizer, context)
-        ):
-            raise ContextError(
-                f"the prompt has {size} bytes, but at most {limit} fit in a context of {context} tokens; shorten it"
-            )
+        elif not self._drops:
+            require_size(count_bytes(prompt), self.model)
         request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
         if not request.prompt and (start := document_start(self.model.tokenizer)) is not None:
             request.prompt.append(start)
@@ -140,7 +141,7 @@ class ResponseStream:
         """Vocabulary size as the batch counts it, so that it finds the compiled grammar."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
-    async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
+    async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
         """Yield all events, with the choice's index over all prompts. Raises LocalllmError."""
         source = merge([subscriber.events() for subscriber in self._subscribers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
@@ -161,6 +162,10 @@ class ResponseStream:
         for subscriber in self._subscribers:
             usage.count(subscriber.request)
         return usage
+
+    def completion(self) -> Completion:
+        """Return the first choice."""
+        return self._subscribers[0].request.answers[0]
 
     def stop_string(self) -> str:
         """Return the stop string that ended the first choice, or ""."""
@@ -198,11 +203,11 @@ class Service:
     async def count(self, generate_request: GenerateRequest) -> int:
         """Count the prompts' tokens. Raises LocalllmError."""
         async with self.pool.use(generate_request.model) as worker:
-            session = worker.model.session
+            model = worker.model
             return await asyncio.to_thread(
                 lambda: sum(
-                    len(session.request(prompt, generate_request.options).prompt)
-                    for prompt in resolve_prompt_images(generate_request.prompts, self.limits.folders)
+                    len(model.session.request(prompt, generate_request.options).prompt)
+                    for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
                 )
             )
 
@@ -215,6 +220,29 @@ def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> Generate
     biases = {token: bias for token, bias in sampling.logit_bias.items() if token < vocab}
     options = replace(generate_request.options, sampling=replace(sampling, logit_bias=biases))
     return replace(generate_request, options=options)
+
+
+def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Prompt]:
+    """Return the prompts, those with a gap as token ids.
+
+    Raises UsageError for a model that cannot fill it, and ContextError.
+    """
+    prompts = list[Prompt]()
+    for prompt in generate_request.prompts:
+        if isinstance(prompt, Infill):
+            if not prompt.is_cut:
+                require_size(count_bytes(prompt.prefix) + count_bytes(prompt.suffix), model)
+            prompts.append(prompt.fit(model.tokenizer, model.context, generate_request.options.max_tokens))
+        else:
+            prompts.append(prompt)
+    return prompts
+
+
+def require_size(size: int, model: "Model") -> None:
+    """Raise ContextError for a prompt of more bytes than could fit the context."""
+    if size > (limit := max_prompt_bytes(model.tokenizer, model.context)):
+        fitting = f"at most {limit} fit in a context of {model.context} tokens"
+        raise ContextError(f"the prompt has {size} bytes, but {fitting}; shorten it")
 
 
 def document_start(tokenizer: Tokenizer) -> int | None:

@@ -1,0 +1,185 @@
+"""Filling in the middle as editors ask llama-server for it: /infill.
+
+Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.frozen import frozen
+from localllm.generation.infill import Infill
+from localllm.server.fields import Body
+from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
+from localllm.server.openai_chat import extension_headers
+from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options
+from localllm.server.service import GenerateRequest, ResponseStream, Service
+
+SAMPLER = "infill"  # llama.cpp's, which keeps likely tokens only
+
+
+@frozen
+class Ending:
+    """When a middle ends besides, and what is told of it.
+
+    Attributes:
+        indent: a line with less white space in front is not part of it, except its first one.
+        seconds: after its first token, when it ends with the next line break; None for no limit.
+        fields: of the response, a/b for b within a; empty for all.
+    """
+
+    indent: int = 0
+    seconds: float | None = None
+    fields: tuple[str, ...] = ()
+
+
+async def infill(service: Service, request: Request) -> Response:
+    """Write what stands between `input_prefix` with `prompt` and `input_suffix`."""
+    body = Body(take_likeliest(await read_json(request, service.limits)))
+    is_streaming, query, ending = body.get_bool("stream"), parse_request(body), parse_ending(body)
+    stream = await service.start(query, parse_keep_alive(body))
+    headers, middle = extension_headers(body), Middle(stream, ending)
+    if is_streaming:
+        return EventStream(stream_chunks(middle), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete(middle), headers, stream.close)
+
+
+def take_likeliest(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace llama.cpp's sampler for filling in, of which little but the likeliest token is left, by just that."""
+    samplers = value.get("samplers")
+    if not isinstance(samplers, list) or SAMPLER not in samplers:
+        return value
+    others = [name for name in samplers if name not in (SAMPLER, "temperature")]
+    return {**value, "samplers": [*others, "temperature"], "temperature": 0}
+
+
+def parse_request(body: Body) -> GenerateRequest:
+    """Parse the request. Raises UsageError."""
+    name = next((name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None), "n_predict")
+    chunks = [Body.of(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
+    files = [(chunk.get_text("filename") or "tmp", chunk.require_text("text")) for chunk in chunks]
+    prefix, suffix = body.require_text("input_prefix"), body.require_text("input_suffix")
+    prompt = Infill(prefix, suffix, files, body.get_text("prompt") or "", is_cut=True)
+    options = parse_options(body, body.get_limit(name), parse_constraint(body))
+    return GenerateRequest(body.get_text("model"), [prompt], options)
+
+
+def parse_ending(body: Body) -> Ending:
+    """Parse when it ends. Raises UsageError."""
+    milliseconds = body.get_int("t_max_predict_ms", -1)
+    seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
+    return Ending(body.get_int("n_indent") or 0, seconds, body.get_texts("response_fields"))
+
+
+class Middle:
+    """A middle as it is written.
+
+    Attributes:
+        text: so far.  stop_type: why it ended, in llama-server's words: "eos", "word" or "limit".
+    """
+
+    def __init__(self, stream: ResponseStream, ending: Ending):
+        self.stream, self.text, self.stop_type = stream, "", "limit"
+        self._ending, self._line = ending, 0  # where the latest line begins, 0: in the first one nothing is checked
+
+    async def parts(self) -> AsyncGenerator[str]:
+        """Yield the text as it comes. Raises LocalllmError."""
+        clock, end = asyncio.get_running_loop().time, None
+        async with aclosing(self.stream.events()) as events:
+            async for _, event in events:
+                if end is None and self._ending.seconds is not None:
+                    end = clock() + self._ending.seconds
+                part = "".join(text for _, text in event.parts)
+                before, is_cut = len(self.text), self._append(part)
+                if new := self.text[before:]:
+                    yield new
+                if is_cut or (end is not None and "\n" in part and clock() > end):
+                    return
+                if event.finish_reason == "stop":
+                    self.stop_type = "word" if self.stream.stop_string() else "eos"
+
+    def _append(self, part: str) -> bool:
+        """Append a part of the text; True if a line in it has too little white space in front, which is left out."""
+        before = len(self.text)
+        self.text += part
+        while self._ending.indent:
+            rest = self.text[self._line :]
+            white = len(rest) - len(rest.lstrip(" \t"))
+            if self._line and white < min(self._ending.indent, len(rest)):
+                self.text = self.text[: max(before, self._line)]
+                return True
+            if "\n" not in rest:
+                break
+            self._line += rest.index("\n") + 1
+        return False
+
+    def response(self) -> dict[str, Any]:
+        """Return the response, when it is complete."""
+        completion, context = self.stream.completion(), self.stream.model.context
+        read, written, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
+        response = {
+            "index": 0,
+            "content": self.text,
+            "stop": True,
+            "model": self.stream.name,
+            "tokens_predicted": written,
+            "tokens_evaluated": read,
+            "generation_settings": {"n_ctx": context, "n_predict": completion.options.max_tokens},
+            "has_new_line": "\n" in self.text,
+            "truncated": self.stop_type == "limit" and completion.is_full,
+            "stop_type": self.stop_type,
+            "stopping_word": self.stream.stop_string(),
+            "tokens_cached": read + written,
+            "timings": {
+                "cache_n": cached,
+                **format_rate("prompt", read - cached, completion.prefill_s),
+                **format_rate("predicted", written, completion.decode_s),
+            },
+        }
+        return select_fields(response, self._ending.fields)
+
+
+def format_rate(name: str, count: int, seconds: float) -> dict[str, Any]:
+    """Format how many tokens took how long."""
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1000 * seconds,
+        f"{name}_per_token_ms": 1000 * seconds / count if count else 0.0,
+        f"{name}_per_second": count / seconds if seconds else 0.0,
+    }
+
+
+def select_fields(response: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a response that paths such as timings/prompt_n name, by these paths; all without any."""
+    selected: dict[str, Any] = {}
+    for path in paths:
+        value: Any = response
+        for key in path.split("/"):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            selected[path] = value
+    return selected if paths else response
+
+
+async def complete(middle: Middle) -> dict[str, Any]:
+    """Return the complete response."""
+    async for _ in middle.parts():
+        pass
+    return middle.response()
+
+
+async def stream_chunks(middle: Middle) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent chunks, the last of which has no more text."""
+    try:
+        async for part in middle.parts():
+            yield format_event({"index": 0, "content": part, "stop": False})
+        response = middle.response()
+        yield format_event({**response, "content": ""} if "content" in response else response)
+    except Exception as error:
+        yield format_event(openai_error(error))
+    finally:
+        await middle.stream.close()

@@ -1,0 +1,209 @@
+"""localllm serve: filling in the middle, by `suffix` of completions and by /infill as llama-server has it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from served import Served, serving
+from test_infill import write_fim_model
+
+import localllm
+from localllm.generation.infill import Infill
+from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.server.fields import Body
+from localllm.server.infill import Ending, Middle, parse_ending, parse_request, take_likeliest
+from localllm.server.openai_chat import IGNORED_HEADER
+from localllm.server.response_stream import TokenEvent
+
+GAP = {"input_prefix": "hello", "input_suffix": "world"}
+GREEDY = {"n_predict": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def fim_path(tmp_path_factory) -> str:
+    return str(write_fim_model(tmp_path_factory.mktemp("fim")))
+
+
+@pytest.fixture(scope="module")
+def served(fim_path: str, tiny: str):
+    with serving({"fim": fim_path, "tiny": tiny}) as found:
+        yield found
+
+
+def answer_of(path: str, gap: Infill, count: int = 6) -> tuple[list[int], str]:
+    """The prompt's token ids, and the text of a greedy answer by itself."""
+    with localllm.open(path, threads=2) as model:
+        ids = gap.fit(model.tokenizer, model.context, count)
+        return ids, "".join(model.generate(ids, count, temperature=0))
+
+
+# ---- completions
+
+
+def test_suffix_of_completions(served: Served, fim_path: str):
+    _, text = answer_of(fim_path, Infill("hello", "world"))
+    body = {"model": "fim", "prompt": "hello", "suffix": "world", "max_tokens": 6, "temperature": 0}
+    reply = served.post("/v1/completions", body).json
+    assert reply["choices"][0]["text"] == text
+    several = served.post("/v1/completions", {**body, "prompt": ["hello", "he"]}).json["choices"]
+    assert [choice["text"] for choice in several] == [text, answer_of(fim_path, Infill("he", "world"))[1]]
+    streamed = served.post("/v1/completions", {**body, "stream": True}).events
+    assert "".join(event["choices"][0]["text"] for event in streamed) == text
+    plain = {name: value for name, value in body.items() if name != "suffix"}
+    without = served.post("/v1/completions", plain).json["usage"]["prompt_tokens"]
+    assert served.post("/v1/completions", {**body, "suffix": ""}).json["usage"]["prompt_tokens"] == without
+    assert reply["usage"]["prompt_tokens"] > without
+
+
+def test_what_is_too_long(served: Served):
+    body = {"model": "fim", "prompt": "a" * 600, "suffix": "b", "max_tokens": 6}
+    assert served.post("/v1/completions", body).json["error"]["code"] == "context_length_exceeded"
+    many = served.post("/v1/completions", {**body, "suffix": "b" * 100_000}).json["error"]
+    assert many["code"] == "context_length_exceeded" and "bytes" in many["message"]
+    assert served.post("/infill", {"model": "fim", "input_prefix": "a" * 100_000, "input_suffix": "b"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/infill"])
+def test_a_model_that_cannot(served: Served, path: str):
+    reply = served.post(path, {"model": "tiny", "prompt": "a", "suffix": "b", **GAP})
+    assert reply.status == 400
+    assert reply.json["error"]["message"].startswith("this model cannot fill in the middle of a text")
+
+
+# ---- /infill
+
+
+def test_infill(served: Served, fim_path: str):
+    extra = [{"filename": "a.py", "text": "he\n"}, {"text": "ll"}]
+    gap = Infill("hello", "world", [("a.py", "he\n"), ("tmp", "ll")], "he", is_cut=True)
+    ids, text = answer_of(fim_path, gap)
+    body = {"model": "fim", **GAP, "prompt": "he", "input_extra": extra, **GREEDY, "cache_prompt": True}
+    reply = served.post("/infill", body).json
+    assert reply["content"] == text and reply["stop"] is True and reply["stop_type"] == "limit"
+    assert (reply["tokens_evaluated"], reply["tokens_predicted"]) == (len(ids), 6)
+    assert (reply["tokens_cached"], reply["truncated"]) == (len(ids) + 6, False)
+    assert reply["generation_settings"] == {"n_ctx": 512, "n_predict": 6}
+    timings = served.post("/infill", body).json["timings"]
+    assert timings["cache_n"] + timings["prompt_n"] == len(ids) and timings["cache_n"] > 0
+    assert timings["predicted_n"] == 6 and timings["predicted_ms"] > 0
+    assert timings["predicted_per_second"] == pytest.approx(6000 / timings["predicted_ms"])
+    assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 6)
+
+
+def test_infill_in_pieces(served: Served):
+    body = {"model": "fim", **GAP, **GREEDY}
+    whole = served.post("/infill", body).json
+    *events, last = served.post("/infill", {**body, "stream": True}).events
+    assert "".join(event["content"] for event in events) == whole["content"]
+    assert not any(event["stop"] for event in events) and (last["stop"], last["content"]) == (True, "")
+    assert last["tokens_predicted"] == 6
+
+
+def test_fields_of_the_response(served: Served):
+    body = {"model": "fim", **GAP, **GREEDY, "response_fields": ["content", "timings/prompt_n", "truncated", "x/y"]}
+    reply = served.post("/infill", body).json
+    assert reply.keys() == {"content", "timings/prompt_n", "truncated"} and reply["timings/prompt_n"] > 0
+
+
+def test_a_stop_string(served: Served):
+    body = {"model": "fim", **GAP, **GREEDY}
+    text = served.post("/infill", body).json["content"]
+    reply = served.post("/infill", {**body, "stop": [text[2]]}).json
+    assert reply["content"] == text[: text.index(text[2])]
+    assert (reply["stop_type"], reply["stopping_word"]) == ("word", text[2])
+
+
+def test_what_editors_send(served: Served):
+    """Fields of llama.vim's and llama.vscode's requests; one without an answer brings its prompt into the cache."""
+    body = {
+        "model": "fim", **GAP, "prompt": "", "input_extra": [], "n_predict": 0, "samplers": [], "stream": False,
+        "cache_prompt": True, "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""], "id_slot": 0,
+    }  # fmt: skip
+    warmed = served.post("/infill", body).json
+    assert (warmed["content"], warmed["tokens_predicted"], warmed["stop_type"]) == ("", 0, "limit")
+    more = {"n_predict": 8, "samplers": ["top_k", "top_p", "infill"], "top_k": 40, "top_p": 0.9, "n_indent": 4}
+    reply = served.post("/infill", {**body, **more, "stop": [], "response_fields": []})
+    greedy = served.post("/infill", {"model": "fim", **GAP, "n_predict": 8, "temperature": 0}).json
+    assert reply.json["content"] == greedy["content"] and reply.json["timings"]["cache_n"] > 0
+    assert reply.headers[IGNORED_HEADER.lower()] == "t_max_prompt_ms"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_prefix": None}, "input_prefix is missing"),
+        ({"input_suffix": 5}, "input_suffix should be a string"),
+        ({"prompt": [1]}, "prompt should be a string"),
+        ({"input_extra": "x"}, "input_extra should be an array"),
+        ({"input_extra": ["x"]}, "input_extra should be an object"),
+        ({"input_extra": [{"filename": "x"}]}, "text is missing"),
+        ({"input_extra": [{"filename": 1, "text": "x"}]}, "filename should be a string"),
+        ({"n_indent": -1}, "n_indent should be 0 or greater"),
+        ({"samplers": ["nothing"]}, "samplers: unknown sampler"),
+        ({"response_fields": 1}, "response_fields should be a string or an array"),
+    ],
+)
+def test_what_is_refused(served: Served, changes: dict[str, Any], message: str):
+    reply = served.post("/infill", {"model": "fim", **GAP, **changes})
+    assert reply.status == 400 and message in reply.json["error"]["message"], reply.json
+
+
+def test_limits_and_samplers():
+    for name in ("n_predict", "max_tokens", "max_completion_tokens"):
+        assert parse_request(Body({**GAP, name: 7})).options.max_tokens == 7
+    assert parse_request(Body({**GAP, "n_predict": -1})).options.max_tokens is None
+    assert parse_ending(Body({"t_max_predict_ms": 250, "n_indent": 4})) == Ending(4, 0.25)
+    assert parse_ending(Body({"t_max_predict_ms": -1})) == parse_ending(Body({"t_max_predict_ms": 0})) == Ending()
+    assert take_likeliest({"samplers": ["top_k"]}) == {"samplers": ["top_k"]}
+    likeliest = take_likeliest({"samplers": ["temperature", "infill", "top_k"], "temperature": 1})
+    assert likeliest == {"samplers": ["top_k", "temperature"], "temperature": 0}
+
+
+# ---- where it ends
+
+
+def middle_of(parts: list[str], ending: Ending, seconds: float = 0, reason: str = "stop") -> tuple[str, str, str]:
+    """The text, the pieces joined, and why a middle ends whose parts come so many seconds one after the other."""
+
+    async def events() -> AsyncGenerator[tuple[int, TokenEvent]]:
+        for place, part in enumerate(parts):
+            await asyncio.sleep(seconds)
+            yield 0, TokenEvent(0, (TextPart(ANSWER, part),), None, reason if place == len(parts) - 1 else "")
+
+    async def collect() -> tuple[str, str, str]:
+        stream: Any = SimpleNamespace(events=events, stop_string=lambda: "")
+        middle = Middle(stream, ending)
+        joined = "".join([part async for part in middle.parts()])
+        return middle.text, joined, middle.stop_type
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a\n    b\n    c", None),
+        ("a\n\t\t\t\tb", None),
+        ("a\n    b\n  c\n    d", "a\n    b\n"),
+        ("a\nb", "a\n"),
+        ("a\n    b\n\n    c", "a\n    b\n"),
+        ("a\n  ", None),
+        ("  a", None),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_lines_have_an_indent(text: str, kept: str | None, size: int):
+    parts = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    found, joined, stop_type = middle_of(parts, Ending(indent=4))
+    assert found == joined and stop_type == ("eos" if kept is None else "limit")
+    assert found.rstrip(" ") == (text if kept is None else kept).rstrip(" ")
+    assert middle_of(parts, Ending())[0] == text
+
+
+def test_a_time_limit_ends_at_a_line():
+    parts = ["a", "\n", "b", "c\n", "d"]
+    assert middle_of(parts, Ending(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
+    assert middle_of(parts, Ending(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
+    assert middle_of(["a", "b"], Ending(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
