@@ -231,8 +231,8 @@ def test_other_architectures_are_refused(name):
 
 @pytest.mark.parametrize(("changes", "noted"), [
     ({}, []), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0}, []),
-    ({"name": 5, "license.link": ["a"]}, ["general.license.link is no text", "general.name is no text"]),
-    ({"tags": 5, "datasets": 5}, ["general.datasets is no list of texts", "general.tags is no list of texts"]),
+    ({"name": 5, "license.link": ["a"]}, ["general.license.link is not a text", "general.name is not a text"]),
+    ({"tags": 5, "datasets": 5}, ["general.datasets is not a list of texts", "general.tags is not a list of texts"]),
     ({"file_type": -1, "quantization_version": "2", "parameter_count": 1 << 63}, [
         f"general.{name} is not a number from 0 up"
         for name in ("file_type", "parameter_count", "quantization_version")]),

@@ -30,7 +30,7 @@ NUMBERED = {"version": 1, "name": 7, "license": np.ones(2), "author": True, "tag
 METADATA: dict[str, tuple[dict[str, Any], str]] = {
     **{f"{name}: {value}": (T(f"{name}_token_id", value), f"tokenizer.ggml.{name}_token_id is {value}, of 268 tokens")
        for name in IDS for value in (268, 2560)},
-    **{f"general.{name}": ({f"general.{name}": value}, f"general.{name} is no ") for name, value in NUMBERED.items()},
+    **{f"general.{name}": ({f"general.{name}": value}, f"general.{name} is not ") for name, value in NUMBERED.items()},
     "bos without one": (T("add_bos_token", True) | T("bos_token_id", GONE), "add_bos_token is true, but there is no"),
     "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but there is no"),
     "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, where there are 268 tokens"),

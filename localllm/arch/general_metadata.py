@@ -27,7 +27,7 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     for name in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{name}"
         if not is_text(file.metadata, key) and (name in TEXTS or number_of_strings(file.metadata, key) is None):
-            general.oddities.note(f"{key} is no {'text' if name in TEXTS else 'list of texts'}")
+            general.oddities.note(f"{key} is not a {'text' if name in TEXTS else 'list of texts'}")
     for name in filter(general.has, COUNTS):
         value = general.raw(name)
         if not is_whole(value) or not 0 <= value < 1 << 63:
