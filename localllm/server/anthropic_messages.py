@@ -162,7 +162,7 @@ async def stream_events(stream: ResponseStream, generate_request: GenerateReques
     try:
         yield typed_event({"type": "message_start", "message": {
             **response_head(stream), "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": format_usage(stream.current_usage())}})  # fmt: skip
+            "usage": {**format_usage(stream.current_usage()), "output_tokens": 0}}})  # fmt: skip
         yield PING
         async for _, token_event in stream.events():
             for part in token_event.parts:
