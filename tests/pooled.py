@@ -1,4 +1,4 @@
-"""What of a prompt a pool's sequences hold, for the length of a with statement."""
+"""The tokens of a prompt that a pool's sequences hold, for the length of a with statement."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

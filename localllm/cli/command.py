@@ -5,24 +5,27 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from localllm.cli.argv import as_typed, read_words
+from localllm.cli.argv import ParsedArgs, as_typed, read_words
 from localllm.cli.compat import left_out_line
 from localllm.cli.defaults import Chosen, configured, conflicting_options, strange
 from localllm.cli.groups import NAMED
 from localllm.cli.help_text import columns, command_help, finished
 from localllm.cli.parameters import SILENT, TYPED, Argument, Option, Parameter, converting, own_name
 from localllm.cli.terminal.output import say
+from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
 CONFIGURED = "localllm.configured"  # under this name a context has what config.toml says, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # texts in which -e reads escape sequences
 
 
-def is_prompt(typed: dict[str, Any], params: list[Parameter]) -> bool:
-    """Return whether the prompt was typed in the place of the model, which then has to come from config.toml."""
-    takes_prompt = any(each.name == "words" for each in params) and typed.keys().isdisjoint(("words", "prompt"))
-    text = typed.get("model")
-    return takes_prompt and isinstance(text, str) and " " in text.strip() and not os.path.lexists(text)
+def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
+    """Return the prompt that was typed in the place of the model, which then has to come from config.toml."""
+    text = typed.texts.get("model")
+    if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
+        return None
+    is_prompt = " " in text.strip() and not (typed.given("words") or typed.given("prompt") or os.path.lexists(text))
+    return text if is_prompt else None
 
 
 class OwnParameters:
@@ -62,9 +65,9 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         params = self.get_params(ctx)
         typed = read_words(args, params, self.name or "")
         if not typed.given("help"):
+            if prompt := prompt_as_model(typed, params):
+                typed = read_words([self.configured_model(params, prompt), *args], params, self.name or "")
             self.set_defaults(ctx, params, typed.texts)
-            if is_prompt(typed.texts, params) and (model := ctx.default_map.get("model")):
-                typed = read_words([model, *args], params, self.name or "")
             if typed.left_out:
                 say(f"localllm: {left_out_line(typed.left_out)}")
         ctx.meta[TYPED] = typed
@@ -74,6 +77,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         if ctx.params.get("escape"):
             unescape(ctx.params)
         return rest
+
+    def configured_model(self, params: list[Parameter], prompt: str) -> str:
+        """Return the model that config.toml names. Raises UsageError if there is none."""
+        chosen = configured(self.name or "", params, None).get("model")
+        if chosen is None:
+            raise UsageError(
+                f"{one_line(prompt)!r} is not a model; give MODEL before the prompt, or the prompt with -p"
+            )
+        return str(chosen.value)
 
     def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
         """Give Typer what config.toml says, but for what does not go with what was typed. Raises UsageError."""

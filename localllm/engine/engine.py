@@ -406,6 +406,8 @@ def missing_tokens(sequence: Sequence) -> Reading:
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
     """Return how many tokens at the end get a run of their own, if logits after the last one are wanted."""
+    if len(ids) == 1:  # a decode step
+        return 0
     *_, last = passages(ids)
     return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
 

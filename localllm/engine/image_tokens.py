@@ -78,7 +78,7 @@ def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int
 
 
 def has_images(tokens: Ids[int]) -> bool:
-    return any(token < 0 for token in tokens)
+    return min(tokens, default=0) < 0
 
 
 def without_images(tokens: Ids[int]) -> Ids[int]:

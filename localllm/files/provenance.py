@@ -1,4 +1,4 @@
-"""What an output was made from and by, recorded in a hidden file beside it: .NAME.localllm for NAME.
+"""Provenance of an output: its input and what answered it, in a hidden file beside it (.NAME.localllm for NAME).
 
 {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
 """

@@ -14,7 +14,7 @@ from localllm.text.infill_tokens import InfillTokens
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_text
 
-# What llama-server calls the repository and the file that is being written: its clients do not name them.
+# Names of the repository and of the file with the gap, as llama-server has them: its clients send none.
 REPOSITORY, FILE = "myproject", "filename"
 MOST = 2048  # tokens around the gap where they are cut: llama-server's batch
 MARKS = 8  # tokens that are enough for all marks of a prompt, and one that has to be left

@@ -211,7 +211,7 @@ def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
 
 @frozen
 class Thinking:
-    """How an answer's reasoning is marked; without arguments, there is none.
+    """The marks of an answer's reasoning; without arguments, there is none.
 
     Attributes:
         format: how they are marked, or None.

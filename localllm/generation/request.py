@@ -105,7 +105,7 @@ class Task:
 
 
 class Search(Protocol):
-    """How the answers to a request go on together, instead of each by its sampler.
+    """A policy by which the answers to a request go on together, instead of each by its sampler.
 
     Attributes:
         results: what has been found so far, best first.

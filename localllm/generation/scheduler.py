@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether an answer needs prefill or decode steps."""
+        """Return whether an answer needs prefill or decode steps."""
         if self._stopping:
             self.waiting = deque(one for one in self.waiting if one.request.begun)
         return bool(self.running) or self._next() is not None
@@ -96,12 +96,12 @@ class Scheduler:
             elif one.known is not None:
                 row, one.known = one.known[-1:], None
                 yield from self._emit(self._begin(one, row))
+        reading: list[AnswerSpan] = []
         if not self._precise:
             writing = self._writing()
             reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
             yield from self._run([*reading, *writing], precise=False)
             return
-        reading = list[AnswerSpan]()
         if not self._submitted and self._may_read:
             is_heard = self._source.is_live and any(one.has_begun for one in self.running)
             rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
@@ -153,7 +153,7 @@ class Scheduler:
 
     @property
     def _may_read(self) -> bool:
-        """Whether anybody has something to read, or may join."""
+        """Return whether anybody has something to read, or may join."""
         if self._source.is_shared or self.waiting or not self.running:
             return True
         return any(one.unread for one in self.running)
@@ -205,7 +205,7 @@ class Scheduler:
         candidates = [ReuseCandidate(one, tokens, segments=one.segments) for one, tokens in others]
         return longest_match(candidates, answering.ids, self._engine.runs, answering.segments)
 
-    # What is read.
+    # Prefill.
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return what to read next, so many tokens, all with the same arithmetic; and whether that is the precise one.
@@ -243,7 +243,7 @@ class Scheduler:
         drafts = self._speculator.drafts(writing, self._runs.others)
         return [AnswerSpan(one, [one.ids[-1], *draft], draft) for one, draft in zip(writing, drafts, strict=True)]
 
-    # The step.
+    # Decoding.
 
     def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
         """Read all that in one run of the model; who has then read all of its ids goes on with a token, or several."""

@@ -56,9 +56,8 @@ class BatchSource:
 
     def give_back(self, answer: Completion) -> None:
         """Keep what an answer has read that says no more, instead of what it goes on from and of the oldest."""
-        answer.guesses = None
-        if self.written and answer.options.speculate != "off":
-            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+        self._learn(answer)
+        if self.written:
             self.written.collect()
         read = answer.sequence.tokens if answer.sequence else []
         for one in [*self.kept]:
@@ -68,6 +67,12 @@ class BatchSource:
         self.kept.append(answer)
         while len(self.kept) > (LIVE_KEPT if self.is_live else 1):
             self.forget()
+
+    def _learn(self, answer: Completion) -> None:
+        """Keep what an answer has written for the guesses of later ones, and forget its own. Takes no lock."""
+        answer.guesses = None
+        if self.written and answer.options.speculate != "off":
+            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
 
     def touch(self, answer: Completion | None) -> None:
         """Mark a kept prefix as recently used."""
@@ -120,13 +125,13 @@ class PoolSource(BatchSource):
 
     def give_back(self, answer: Completion) -> None:
         """Have the sequence of an answer that says no more; those of forks are closed. Takes no lock."""
-        sequence, answer.guesses = answer.sequence, None
+        sequence = answer.sequence
         if sequence is None:
+            answer.guesses = None
             return
         if isinstance(sequence, ShiftedSequence):
             answer.dropped, answer.skipped = sequence.dropped, sequence.skipped
-        if self.written and answer.options.speculate != "off":
-            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+        self._learn(answer)
         if answer.number:
             sequence.release()
         else:

@@ -43,13 +43,12 @@ class Step:
 
     def __init__(self, member: "BatchMember", spans: "Spans", logits: str, precise: bool):
         self.member, self.spans, self.logits, self.precise = member, spans, logits, precise
-        self.size, self.is_alone, self.wants_more, self._held = 0, logits == "none" or not precise, False, list[int]()
+        self.size = sum([len(ids) for _, ids in spans])
+        self.wants_more = self.size > len(spans)
+        self.is_alone = logits == "none" or not precise or self.size > PRECISE_TOKENS
         for sequence, ids in spans:
-            self.size += len(ids)
             self.is_alone = self.is_alone or isinstance(sequence, ShiftedSequence) or has_images(ids)
-            self.wants_more = self.wants_more or len(ids) > 1
-            self._held.append(len(sequence.tokens))
-        self.is_alone = self.is_alone or self.size > PRECISE_TOKENS
+        self._held = [len(sequence.tokens) for sequence, _ in spans]
 
     @property
     def is_done(self) -> bool:

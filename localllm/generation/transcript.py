@@ -92,7 +92,7 @@ class Transcript:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string was found, or a call that the model writes again and again."""
+        """Return whether a stop string was found, or a call that the model writes again and again."""
         return self._stops.found or (self._json_reader is not None and self._json_reader.repeats)
 
     @property

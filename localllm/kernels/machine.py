@@ -37,7 +37,7 @@ class Lane:
 
     @property
     def has_avx2_only(self) -> bool:
-        """Whether 16 vectors of 256 bits are all there is, and it multiplies bytes but does not add four products."""
+        """Return whether it has AVX2, but neither AVX-512 nor a dot product of bytes (AVX-VNNI)."""
         return {"avx2", "f16c", "fma"} <= self.features and self.features.isdisjoint(("avx512f", "avxvnni"))
 
     @property

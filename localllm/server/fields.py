@@ -109,7 +109,7 @@ class Body:
 
     @property
     def ignored(self) -> list[str]:
-        """What has no effect: fields that were never read, and parts that were noted."""
+        """Return what has no effect: fields that were never read, and parts that were noted."""
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 

@@ -24,7 +24,7 @@ SAMPLER = "infill"  # llama.cpp's, which keeps likely tokens only
 
 @frozen
 class Ending:
-    """When a middle ends besides, and what is told of it.
+    """Further conditions that end a middle, and the fields to respond with.
 
     Attributes:
         indent: a line with less white space in front is not part of it, except its first one.

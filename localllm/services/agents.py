@@ -30,7 +30,7 @@ class Provider:
 
 @frozen
 class Settings:
-    """What an agent is started with: variables of the environment, and arguments in front of the user's."""
+    """Start-up settings of an agent: variables of the environment, and arguments in front of the user's."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()

@@ -133,7 +133,7 @@ class ChatTemplate:
 
     @cached_property
     def _knows_functions(self) -> bool:
-        """Whether tools are a text named `functions`, as in Firefunction."""
+        """Return whether tools are a text named `functions`, as in Firefunction."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _own_variables(self, tools: Sequence[Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a scripted model answers to each coding agent: calls of the agent's own tools, a step for each result."""
+"""Answers of a scripted model to each coding agent: calls of the agent's own tools, a step for each result."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def call(name: str, **arguments: Any) -> str:
 
 @dataclass
 class AgentScript:
-    """How an agent is started, and what it gets as answers."""
+    """An agent's command line, and the answers that it gets."""
 
     arguments: Sequence[str]
     steps: Sequence[str]

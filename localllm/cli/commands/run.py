@@ -1,6 +1,5 @@
 """localllm run: one answer on stdout, then the end."""
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
@@ -23,7 +22,7 @@ from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.terminal.output import ProgressLine, write
-from localllm.cli.terminal.render import one_line, stream
+from localllm.cli.terminal.render import stream
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,8 +105,6 @@ def run(
     """
     started = perf_counter()
     place = endpoint.place()
-    if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
-        raise UsageError(f"{one_line(model)!r} is not a model; give MODEL before the prompt, or the prompt with -p")
     if model is words is prompt is file is binary_file is place is None:
         raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
     path = opening.chosen_model(model)
@@ -119,7 +116,7 @@ def run(
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
-    if raw or infill.given:
+    if raw or infill.is_given:
         require_no_template("--raw" if raw else "--suffix", system, chat_template, choices)
     infill.require_plain(
         raw=raw, images=bool(images.image_files), tools=tools.given, choices=choices_given is not None,
@@ -151,7 +148,7 @@ def run(
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
-        asked, interrupted = images.shown(request(opened, text, system, raw or infill.given)), False
+        asked, interrupted = images.shown(request(opened, text, system, raw or infill.is_given)), False
         continued = asked if suffix is None else encode_infill(opened, text, suffix)
         if texts:
             return choose(opened, asked, texts, as_json)

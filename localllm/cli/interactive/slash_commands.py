@@ -40,7 +40,7 @@ class ExitChat(Exception):  # noqa: N818 - no error
 
 @frozen
 class Tools:
-    """What slash commands need besides the conversation.
+    """The context of slash commands besides the conversation.
 
     Attributes:
         open: a model by what names it.  edit: lets the user change a text; None if he would rather not.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TokenMatcher(Protocol):
-    """What AnswerState needs of a matcher."""
+    """The part of a matcher that AnswerState uses."""
 
     def copy(self) -> "TokenMatcher": ...
     def allowed(self) -> np.ndarray: ...

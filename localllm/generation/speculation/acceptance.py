@@ -158,7 +158,7 @@ class AcceptanceHistory:
 
 
 class SpeculationBudget:
-    """What drafts of one kind cost and bring, for one answer or for many.
+    """Costs and gains of drafts of one kind, for one answer or for many.
 
     Attributes:
         experience: how often they were right.

@@ -63,13 +63,14 @@ class Speculator:
 
     def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
         """Return what may come next of each answer, in one step for all and so many others; nothing if that is many."""
-        drafts, others = list[list[int]](), len(answers) - 1 + others
+        drafts: list[list[int]] = []
+        others += len(answers) - 1
         if others >= FEW:
             for answering in answers:
                 answering.guesses = None
             return [[] for _ in answers]
         for answering in answers:
-            draft = list[int]()
+            draft: list[int] = []
             if wants_guesses(answering):
                 answering.guesses = answering.guesses or self._start(answering)
                 draft = answering.guesses.draft(most_guessed(answering), others)

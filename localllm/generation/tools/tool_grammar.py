@@ -139,7 +139,7 @@ class ToolGrammar:
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Whether a call is a message of its own, as in harmony, where reasoning may come before it."""
+        """Return whether a call is a message of its own, as in harmony, where reasoning may come before it."""
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:
