@@ -36,29 +36,45 @@ def whole_prompt(
     most_bytes: Callable[[], int] = lambda: sys.maxsize,
     exact: str | None = None,
     ways: str = "-p TEXT, -f FILE or through a pipe",
+    prompt_first: bool = False,
+    with_names: bool = True,
 ) -> str:
-    """Join the texts of -p, the files of -f and stdin with blank lines; "-" names stdin.
+    """Join the files of -f, stdin and then the texts of -p with blank lines; "-" names stdin.
+
+    The question comes last: so a second one about the same text finds the text in the prefix cache.
 
     encoding: of the files and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
     only called for more than ALWAYS. Raises UsageError, and ContextError as soon as more was read than could fit.
-    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
+    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.  prompt_first: put
+    the texts of -p first.  with_names: put its name before each of several files.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
 
         require_encoding(encoding)
-    parts = [typed(prompt, "-p") for prompt in prompts]
-    parts += [text_of(content(file, most_bytes, encoding), file, encoding) for file in files if file != "-"]
+    asked = [typed(prompt, "-p") for prompt in prompts]
+    named = with_names and len(files) > 1
+    parts = [
+        with_name(text_of(content(file, most_bytes, encoding), file, encoding), file if named else "")
+        for file in files
+        if file != "-"
+    ]
     if exact is not None:
         parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
     if "-" in files and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
-        parts.append(text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding))
-    text = "\n\n".join(part for part in parts if part)
+        piped = text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding)
+        parts.append(with_name(piped, "stdin" if named and piped else ""))
+    text = "\n\n".join(part for part in ([*asked, *parts] if prompt_first else [*parts, *asked]) if part)
     if not text:
         raise UsageError(f"there is no prompt: give one with {ways}")
     return text
+
+
+def with_name(text: str, name: str) -> str:
+    """Return a file's text under its name, as `head` and `tail` write it; unchanged if the name is empty."""
+    return f"==> {name} <==\n{text}" if name else text
 
 
 def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:

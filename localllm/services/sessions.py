@@ -24,13 +24,13 @@ from localllm.files.folders import data_folder, make_private
 from localllm.files.jsonl_file import json_line
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.frozen import frozen
+from localllm.services.last_answer import VERSION
 from localllm.system.files import name_problem, open_file, sync
 
 if TYPE_CHECKING:
     from localllm.files.gguf.file import GGUFFile
 
 Line = dict[str, Any]  # a message: role and content, and perhaps thinking, finish and tokens
-VERSION = 1
 NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # its file's has less than 255 bytes, and is in no other folder
 ENDING = ".jsonl"
 ROLES = ("system", "user", "assistant", "tool")

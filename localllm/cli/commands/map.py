@@ -79,7 +79,7 @@ def map(
         typer.Option(
             "--n",
             metavar="N",
-            help="Number of answers to sample for each record, most likely first; not -n.  [default: 1]",
+            help="Sample N answers for each record, most likely first; -n is the length in tokens.  [default: 1]",
         ),
     ] = 1,
     choices_given: Choices = None,

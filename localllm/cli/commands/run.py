@@ -15,6 +15,7 @@ from localllm.cli.options.choices import require_plain as require_plain_choices
 from localllm.cli.options.constraint import HideThinking, require_whole
 from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.follow_up import FollowUpGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.infill import InfillGroup
 from localllm.cli.options.infill import encode as encode_infill
@@ -27,8 +28,9 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.cli.follow_up import Thread
     from localllm.generation.beam_search import Answer
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.generate import Generation, GenerationOptions
     from localllm.text.marker_escaping import Message
 
 
@@ -52,6 +54,12 @@ def run(
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
     no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Do not read stdin.")] = False,
+    no_names: Annotated[
+        bool, typer.Option("--no-names", help="Do not put its name before the text of each of several files.")
+    ] = False,
+    prompt_first: Annotated[
+        bool, typer.Option("--prompt-first", help="Put the prompt before files and stdin, not after them.")
+    ] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")
     ] = False,
@@ -70,7 +78,9 @@ def run(
     hide_thinking: HideThinking = False,
     n: Annotated[
         int,
-        typer.Option("--n", metavar="N", help="Number of answers to sample, most likely first; not -n.  [default: 1]"),
+        typer.Option(
+            "--n", metavar="N", help="Sample N answers, most likely first; -n is the length in tokens.  [default: 1]"
+        ),
     ] = 1,
     beams: Annotated[
         int, typer.Option("--beams", metavar="N", help="Beam search with N beams.  [default: 0, off]")
@@ -78,6 +88,7 @@ def run(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    follow: FollowUpGroup,
     tools: ToolGroup,
     images: ImageGroup,
     infill: InfillGroup,
@@ -86,13 +97,15 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    Text from a pipe is added to the prompt after a blank line. Only the answer goes to stdout. The model's thinking is
-    shown dim on stderr, if stderr is a terminal. Several answers are separated by blank lines.
+    Files and text from a pipe are put before the prompt, with a blank line between. Only the answer goes to stdout. The
+    model's thinking is shown dim on stderr, if stderr is a terminal. Several answers are separated by blank lines.
 
     Examples:
       localllm run model.gguf "Why is the sky blue?"
       cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run --continue -p "And into German?"
+      localllm run model.gguf -x -p "A script that counts files." > a.sh
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
       localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
@@ -105,13 +118,20 @@ def run(
     """
     started = perf_counter()
     place = endpoint.place()
+    thread = None
+    if follow.latest or follow.session is not None:
+        thread = opened_thread(follow, raw or infill.is_given, n > 1 or beams > 0, choices_given is not None)
+        model = thread.model if model is None and place is None else model
     if model is words is prompt is file is binary_file is place is None:
         raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
     path = opening.chosen_model(model)
     most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
-    text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
+    text = whole_prompt(
+        asked_first, file or (), use_stdin, encoding, most_bytes, binary_file,
+        prompt_first=prompt_first or raw or infill.is_given, with_names=not (no_names or raw or infill.is_given),
+    )  # fmt: skip
     suffix = infill.text(encoding, most_bytes)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
@@ -135,7 +155,11 @@ def run(
         )  # fmt: skip
     if place is None:
         opening.tell_choice(model)
+    if (extracts := follow.extract or follow.extract_last) and (as_json or tools.given):
+        raise UsageError(f"--extract cannot be combined with {'--json' if as_json else '--tools'}")
     with ExitStack() as stack:
+        if thread is not None:
+            stack.enter_context(thread)
         calls = tools.opened(stack)
         if place is None:
             opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, **images.seeing()))
@@ -149,6 +173,7 @@ def run(
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = images.shown(request(opened, text, system, raw or infill.is_given)), False
+        asked = asked if thread is None else thread.with_question(asked)
         continued = asked if suffix is None else encode_infill(opened, text, suffix)
         if texts:
             return choose(opened, asked, texts, as_json)
@@ -171,10 +196,19 @@ def run(
         elif n > 1 or beams:
             answers = several(opened, continued, chosen, n, beams, line)
             if not as_json:
-                write("\n\n".join(answer.text for answer in answers) + "\n")
+                texts_said = [answer.text for answer in answers]
+                if extracts:
+                    from localllm.cli.terminal.extracted import code_or_all
+
+                    texts_said = [code_or_all(each, follow.extract_last) for each in texts_said]
+                write("\n\n".join(texts_said) + "\n")
         else:
-            answers = [begin(opened, continued, chosen)]
-            interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking)
+            answers, out = [begin(opened, continued, chosen)], None
+            if extracts:
+                from localllm.cli.terminal.extracted import extracting
+
+                out = extracting(answers[0], follow.extract_last)
+            interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking, out=out)
         if as_json or stats or receipt is not None:
             from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
 
@@ -186,6 +220,8 @@ def run(
             if receipt is not None:
                 kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
                 keep(receipt, opened, asked, chosen, kinds, result)
+        if not (n > 1 or beams or raw or infill.is_given):
+            remember(opened, thread, asked, said[:-1], answers[0], no_cache)
         if interrupted:
             raise KeyboardInterrupt
         opening.settle(opened)
@@ -204,6 +240,42 @@ def require_no_template(
     for other, is_given in others.items():
         if is_given:
             raise UsageError(f"{option} turns off the chat template: leave out {other}")
+
+
+def opened_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
+    """Return the conversation of --continue or --session. Raises UsageError."""
+    if follow.latest and follow.session is not None:
+        raise UsageError("give either --session or --continue, not both")
+    option = "--continue" if follow.latest else "--session"
+    for other, is_given in {"--raw or --suffix": raw, "several answers": several, "--choices": choices}.items():
+        if is_given:
+            raise UsageError(f"{option} cannot be combined with {other}")
+    from localllm.cli.follow_up import Thread
+
+    return Thread(follow.session)
+
+
+def remember(
+    model: "Model",
+    thread: "Thread | None",
+    asked: "str | list[Message]",
+    between: "list[Message]",
+    answer: "Generation",
+    no_cache: bool,
+) -> None:
+    """Keep a question and its answer in the session, and for --continue unless nothing is to stay on disk.
+
+    between: tool calls and their results.
+    """
+    if isinstance(asked, str) or not answer.text:
+        return
+    from localllm.services import last_answer
+
+    messages = last_answer.turn(asked, between, answer)
+    if not no_cache:
+        last_answer.keep(model, messages)
+    if thread is not None:
+        thread.save(model, messages)
 
 
 def require_plain_tools(**given: bool) -> None:

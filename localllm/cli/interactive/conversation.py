@@ -13,15 +13,13 @@ from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
 from localllm.services import sessions
+from localllm.services.last_answer import AT_ENDPOINT
 from localllm.services.sessions import Line, SessionFile, SessionModel
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import Generation, GenerationOptions
-
-
-AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins with
 
 
 class TerminalConversation:

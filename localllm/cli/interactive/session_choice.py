@@ -3,10 +3,11 @@
 import os
 import sys
 
-from localllm.cli.interactive.conversation import AT_ENDPOINT, TerminalConversation
+from localllm.cli.interactive.conversation import TerminalConversation
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.errors import UsageError
 from localllm.services import sessions
+from localllm.services.last_answer import AT_ENDPOINT
 
 
 def session_name(session: str | None, latest: bool) -> str | None:

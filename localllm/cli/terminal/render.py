@@ -14,14 +14,20 @@ NARROWEST = 10  # columns of a cell that is cut
 LABEL = 14  # columns of what stands in front of a fact
 
 
-def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True) -> bool:
+def stream(
+    answer: "Generation",
+    line: ProgressLine,
+    silent: bool = False,
+    thoughts: bool = True,
+    out: "Page | None" = None,
+) -> bool:
     """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays.
 
-    thoughts: show them, on a terminal.
+    thoughts: show them, on a terminal.  out: what writes the answer, None for stdout.
     """
     from localllm.generation.reasoning import ANSWER, THOUGHT  # here, because every command imports this module
 
-    interrupted, shown, out = False, "", page_of_stdout()
+    interrupted, shown, out = False, "", out or page_of_stdout()
     try:
         for kind, piece in answer.parts:
             line.clear()

@@ -1,0 +1,83 @@
+"""Follow-up questions of `localllm run`: the conversation that a question belongs to, and where its answer is kept."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.open_model import warn
+from localllm.cli.terminal.output import say
+from localllm.errors import UsageError
+from localllm.services import last_answer
+from localllm.services.last_answer import AT_ENDPOINT
+from localllm.services.sessions import SavedChat, SessionFile, parse, visible_fields
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.text.marker_escaping import Message
+
+
+class Thread:
+    """A conversation that `run` goes on with; a context manager, in which a session is locked."""
+
+    def __init__(self, session: str | None):
+        """Open a session, or the last answer if it has no name. Raises UsageError."""
+        self._file = None if session is None else SessionFile(session)
+        self._chat: SavedChat = last_conversation() if self._file is None else self._file.chat
+        self._name = "the last answer" if session is None else f"the session {session!r}"
+        if self._file and self._file.lost:
+            warn([f"an incomplete turn at the end of {self._name} was removed"])
+
+    def __enter__(self) -> "Thread":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file:
+            self._file.close()
+
+    @property
+    def model(self) -> str | None:
+        """The path of its model, None if it has none. Raises UsageError if the file is gone or a server has it."""
+        about = self._chat.model
+        if about.fingerprint.startswith(AT_ENDPOINT):
+            raise UsageError(f"{self._name} is from a server; continue it with --endpoint {about.path}")
+        if about.path and not os.path.exists(about.path):
+            raise UsageError(f"the model of {self._name} is gone: {about.path}; give another MODEL")
+        return about.path or None
+
+    def with_question(self, asked: "str | list[Message]") -> "list[Message]":
+        """Return the conversation with a question at its end; its system message, if any, replaces the old one.
+
+        Raises UsageError for a model that does not chat.
+        """
+        if isinstance(asked, str):
+            raise UsageError("this model takes one text and does not chat: leave out --continue and --session")
+        before = visible_fields(self._chat.messages)
+        is_newer = bool(asked) and asked[0]["role"] == "system"
+        if is_newer and before and before[0]["role"] == "system":
+            del before[0]
+        return [asked[0], *before, *asked[1:]] if is_newer else [*before, *asked]
+
+    def save(self, model: "Model", messages: "Sequence[dict[str, Any]]") -> None:
+        """Write the conversation into the session, if it is one. Raises LocalllmError."""
+        if self._file is None:
+            return
+        from localllm.cli.interactive.conversation import about
+
+        old, now = self._chat, about(model)
+        if visible_fields(old.messages) == visible_fields(messages[: len(old.messages)]):
+            messages = [*old.messages, *messages[len(old.messages) :]]
+        if old.model == now:
+            return self._file.write(messages)
+        if old.model.path:
+            say(f"localllm: {self._name} goes on with another model, {now.name or now.path}")
+        old.model, old.messages = now, list(messages)
+        self._file.rewrite()
+
+
+def last_conversation() -> SavedChat:
+    """Read the last answer and what was before it. Raises UsageError if nothing was kept."""
+    try:
+        data = last_answer.path().read_bytes()
+    except OSError:
+        raise UsageError("there is no answer to continue: ask with `localllm run` first") from None
+    return parse(data, str(last_answer.path()))[0]

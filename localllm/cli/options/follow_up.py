@@ -1,0 +1,36 @@
+"""The options of run for code blocks and for questions that follow an answer."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.groups import TYPED_ONLY, group
+
+
+@group
+class FollowUpGroup:
+    """Code blocks and follow-up questions."""
+
+    extract: Annotated[
+        bool,
+        typer.Option(
+            "-x", "--extract", help="Print only the first code block of the answer, without its fences, and stop there."
+        ),
+    ] = False
+    extract_last: Annotated[
+        bool, typer.Option("--extract-last", help="Print only the last code block of the answer.")
+    ] = False
+    latest: Annotated[
+        bool,
+        typer.Option("--continue", help="Follow up on the last answer of `run`, with its model if none is given."),
+        TYPED_ONLY,
+    ] = False
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="Ask in this session of `localllm sessions`, or start it; the answer is saved in it.",
+        ),
+        TYPED_ONLY,
+    ] = None

@@ -1,0 +1,69 @@
+"""Write only a code block of the answer to stdout, while it is being generated."""
+
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal.output import say
+from localllm.cli.terminal.stream_renderer import Page, page
+from localllm.services.code_blocks import BlockReader, extract_code
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import Generation
+
+NO_BLOCK = "localllm: the answer has no code block; this is all of it"
+
+
+class FirstBlock:
+    """A Page that shows the first code block, and ends the answer behind it."""
+
+    def __init__(self, answer: "Generation"):
+        self._answer, self._page, self._reader = answer, page(), BlockReader()
+        self._text, self._held = "", ""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        if is_thought or self._reader.is_done:
+            return
+        self._text += text
+        self._show(self._reader.push(text))
+        if self._reader.is_done:
+            self._answer.stop()
+
+    def _show(self, code: str) -> None:
+        """Show all but the last line break, which `end` writes."""
+        code = self._held + code
+        self._held = "\n" if code.endswith("\n") else ""
+        if shown := code.removesuffix("\n"):
+            self._page.push(shown)
+
+    def end(self) -> None:
+        self._show(self._reader.end())
+        if not self._reader.is_open:
+            self._page.push(self._text)
+            say(NO_BLOCK)
+        self._page.end()
+
+
+class LastBlock:
+    """A Page that shows the last code block when the answer has ended."""
+
+    def __init__(self) -> None:
+        self._page, self._text = page(), ""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        self._text += "" if is_thought else text
+
+    def end(self) -> None:
+        self._page.push(code_or_all(self._text, last=True))
+        self._page.end()
+
+
+def extracting(answer: "Generation", last: bool) -> Page:
+    """Make the renderer of --extract, or of --extract-last."""
+    return LastBlock() if last else FirstBlock(answer)
+
+
+def code_or_all(text: str, last: bool) -> str:
+    """Return the first or the last code block of a whole answer; of one without any, all, with a note on stderr."""
+    code = extract_code(text, last)
+    if code is None:
+        say(NO_BLOCK)
+    return text if code is None else code
