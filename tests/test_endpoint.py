@@ -71,7 +71,7 @@ def ask(command: str, served: Served | str, *arguments: str, text: str = "") -> 
 
 def test_pipes(told: Served):
     done = ask("run", told, "-p", "hello", "--temp", "0", text="there")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "HELLO\n\nTHERE\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "THERE\n\nHELLO\n", "")
     done = ask("chat", told, "-m", "scripted", text="hello")
     assert done.stdout == "HELLO\n"
     told_json = json.loads(ask("run", told, "-p", "hello", "--json", "-s", "7").stdout)

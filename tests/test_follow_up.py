@@ -23,7 +23,7 @@ def state(tmp_path: Path, monkeypatch) -> Path:
 
 def grammar(text: str) -> list[str]:
     """Let the model say just that."""
-    return ["--grammar", f"root ::= {json.dumps(text)}"]
+    return ["--temp", "0", "--grammar", f"root ::= {json.dumps(text)}"]
 
 
 # ---- code blocks

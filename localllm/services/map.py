@@ -1,15 +1,17 @@
 """Answer many prompts with a model: records in, records out. The service behind `localllm map`."""
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import CutError, LocalllmError, UsageError
 from localllm.files.provenance import BEGINNING, digest
 from localllm.frozen import frozen
+from localllm.services.record_stream import RecordStream
 from localllm.services.records import Prompts, Record
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class MapJob:
 
     Attributes:
         choices: answers of which each record gets the likeliest; () to generate one.
+        json_as_text: whether answers by a schema stay texts.
         n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one beside the model.
     """
 
@@ -42,6 +45,7 @@ class MapJob:
     chat_template: str | None = None
     mmproj: str | None = None
     choices: Sequence[str] = ()
+    json_as_text: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
@@ -61,7 +65,7 @@ class MapJob:
         parts = {
             "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj),
             "prompt": (self.prompts, self.choices),
-            "set of options": (options, self.n, self.precise),
+            "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
         }
         return {name: digest(repr(part).encode()) for name, part in parts.items()}
 
@@ -81,39 +85,49 @@ class Mapping:
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
         model.session.require_sense(job.options)
-        self._batch: Scheduler = model.batch(self._requests(), precise=job.precise)
+        requests = filter(None, map(self._request, records))  # which may stop and go on, as no generator can
+        self._batch: Scheduler = model.batch(requests, precise=job.precise)
+        if isinstance(records, RecordStream):
+            records.may_wait = lambda: not (self._batch.running or self._failed)
 
     @property
     def written(self) -> int:
         return self._batch.written
 
-    def _requests(self) -> "Iterator[Request]":
+    def _request(self, record: Record) -> "Request | None":
+        """Make the request of a record; None if it failed."""
         job = self._job
-        for record in self._records:
-            try:
-                yield self._model.session.request(job.prompts(record), job.options, job.n, record)
-            except LocalllmError as error:
-                self._failed.append((record, error))
+        try:
+            return self._model.session.request(job.prompts(record), job.options, job.n, record)
+        except LocalllmError as error:
+            self._failed.append((record, error))
+            return None
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
         with closing(self._batch):
-            for finished in self._batch:
-                results = self._results(finished)
-                self.done += len(results)
-                self._on_turn()
-                yield from results
-            yield from self._results([])
+            while True:
+                for finished in self._batch:
+                    results = self._results(finished)
+                    self.done += len(results)
+                    self._on_turn()
+                    yield from results
+                yield from self._results([])
+                if not (isinstance(self._records, RecordStream) and self._records.is_open):
+                    return
 
     def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
         """Report finished requests, and records that failed before they became requests."""
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
-        made = [(request.key, result(request)) for request in finished if not request.error]
+        as_text = self._job.json_as_text
+        made = [(request.key, result(request, as_text)) for request in finished if not request.error]
         return made + [(record, failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
         """Start no new requests; running ones complete."""
         self._batch.stop()
+        if isinstance(self._records, RecordStream):
+            self._records.stop()
 
 
 class ChoiceMapping:
@@ -177,16 +191,28 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
     }
 
 
-def result(request: "Request") -> Result:
-    """Build the result of an answered record: an error if the answer was cut off within its required format."""
+def result(request: "Request", json_as_text: bool = False) -> Result:
+    """Build the result of an answered record: an error if the answer was cut off within its required format.
+
+    json_as_text: an answer by a schema is not parsed.
+    """
     constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
         problem = f"the answer was cut off before it was {constraint.promise}; raise -n or the context"
         return failure(request.key, CutError(problem))
-    return success(request)
+    return success(request, json_as_text)
 
 
-def success(request: "Request") -> Result:
+def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> Any:
+    """Return an answer as a result has it: by a schema, as JSON; a text otherwise, and if that is asked for."""
+    if json_as_text or options.constraint is None or options.constraint.kind != "schema":
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
+
+
+def success(request: "Request", json_as_text: bool = False) -> Result:
     """Build the result of a record; several answers are lists, best first."""
 
     def collect(value: "Callable[[Completion], Any]") -> Any:
@@ -195,7 +221,7 @@ def success(request: "Request") -> Result:
 
     return {
         "id": request.key.id,
-        "output": collect(lambda answer: answer.text),
+        "output": collect(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
         **(
             {"thinking": collect(lambda answer: answer.thinking)}
             if any(one.thinking for one in request.answers)
@@ -213,17 +239,20 @@ def failure(record: Record, error: LocalllmError) -> Result:
     return {"id": record.id, "error": str(error), "input": record.input}
 
 
-def in_order(results: Iterable[tuple[Record, Result]], records: list[Record]) -> Iterator[tuple[Record, Result]]:
-    """Sort results into the order of the records; on interruption, those that are still waiting come last."""
+def in_order(
+    results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
+) -> Iterator[tuple[Record, Result]]:
+    """Sort results into the order of the records; on interruption, those that are still waiting come last.
+
+    records: in a deque they are taken out of it, and more may come.
+    """
     held: dict[int, tuple[Record, Result]] = {}
-    order = iter([id(record) for record in records])
-    wanted = next(order, 0)
+    order = records if isinstance(records, deque) else deque(records)
     try:
         for record, result in results:
             held[id(record)] = record, result
-            while wanted in held:
-                yield held.pop(wanted)
-                wanted = next(order, 0)
+            while order and id(order[0]) in held:
+                yield held.pop(id(order.popleft()))
     except (Exception, KeyboardInterrupt):
         yield from held.values()
         raise

@@ -6,7 +6,7 @@ first line begins like an object. Empty lines are skipped.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
@@ -17,6 +17,7 @@ from localllm.text.marker_escaping import Message
 Asked = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
+BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field, too, if a record has one of that name: columns of tables have blanks
 JINJA = "{{", "{%"  # one of them is in every template of Jinja
 
 
@@ -44,9 +45,14 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
-    is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and re.match(rb'\s*\{\s*["}]', lines[0][1]))
+    is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and is_json_line(lines[0][1]))
     records = [parse_json_line(number, line) if is_jsonl else parse_plain_line(number, line) for number, line in lines]
     return list(without_duplicates(records, [number for number, _ in lines]))
+
+
+def is_json_line(line: bytes) -> bool:
+    """Return whether a line begins like an object of JSON."""
+    return bool(re.match(rb'\s*\{\s*["}]', line))
 
 
 def parse_plain_line(number: int, line: bytes) -> Record:
@@ -88,13 +94,18 @@ class Prompts:
     """Builds prompts from records."""
 
     def __init__(
-        self, prompt: str | None = None, template: str | None = None, system: str | None = None, raw: bool = False
+        self,
+        prompt: str | None = None,
+        template: str | None = None,
+        system: str | None = None,
+        raw: bool = False,
+        columns: Sequence[str] = (),
     ):
         """Choose how prompts are built.
 
         prompt, template: a text with {field} in it, or, if it has {{ or {%, a Jinja template over the fields; given as
         an argument or in a file.  Neither: the record's own prompt. A plain line's only field is `line`.
-        raw: the prompt is continued without a chat template. Raises UsageError.
+        raw: the prompt is continued without a chat template.  columns: of a table. Raises UsageError.
         """
         if raw and system is not None:
             raise UsageError("a system message needs a chat template, which raw prompts do not use")
@@ -102,9 +113,14 @@ class Prompts:
             raise UsageError("give either a prompt or a template file, not both")
         text = template if prompt is None else prompt
         is_jinja = text is not None and any(mark in text for mark in JINJA)
-        if text is not None and not is_jinja and not FIELD.search(text):
+        is_named = text is None or is_jinja or FIELD.search(text) or any(f"{{{name}}}" in text for name in columns)
+        if not is_named and columns:
+            raise UsageError(f"the prompt names no column: the columns are {in_braces(columns)}")
+        if not is_named:
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
-        self._given = prompt, template, system, raw
+        if text is None and columns and not {"prompt", "messages"} & {*columns}:
+            raise UsageError(f"-p TEXT is missing: the columns are {in_braces(columns)}")
+        self._given = prompt, template, system, raw, columns
         self._system, self._raw = system, raw
         self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
         self._render = jinja(text) if is_jinja and text is not None else None
@@ -114,7 +130,7 @@ class Prompts:
         return Prompts, self._given
 
     def __repr__(self) -> str:
-        return f"Prompts{self._given!r}"
+        return f"Prompts{self._given[:4]!r}"
 
     def __call__(self, record: Record) -> Asked:
         """Build the prompt: a conversation, or a text if raw. Raises LocalllmError if fields are missing.
@@ -129,7 +145,7 @@ class Prompts:
             return self._chat(self._render(fields), images_of(fields))
         if self._prompt is not None:
             shown = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
-            return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt), shown)
+            return self._chat(BRACES.sub(lambda found: filled(fields, found), self._prompt), shown)
         if "messages" in fields and not self._raw:
             if images_of(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
@@ -149,6 +165,16 @@ class Prompts:
             return text
         instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*instruction, {"role": "user", "content": text, **({"images": images} if images else {})}]
+
+
+def in_braces(columns: Sequence[str]) -> str:
+    """List columns as a prompt names them."""
+    return ", ".join(f"{{{name}}}" for name in columns)
+
+
+def filled(fields: dict[str, Any], found: "re.Match[str]") -> str:
+    """Return what replaces braces in a prompt. Raises UsageError if they name a field that does not exist."""
+    return text_of(fields, found[1]) if found[1] in fields or FIELD.fullmatch(found[0]) else found[0]
 
 
 def images_of(fields: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.commands.map import read
+from localllm.cli.map_io import read
 from localllm.cli.options import shared as options
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, say, write

@@ -4,9 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
-from time import perf_counter
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,17 +17,18 @@ from localllm.cli.options.choices import Choices, require_plain, texts_of
 from localllm.cli.options.endpoint import EndpointGroup, opened
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
+from localllm.cli.options.tables import TableGroup
 from localllm.cli.prompt_input import Encoding, text_of, warn_of_template
 from localllm.cli.resolve_model import located
-from localllm.cli.terminal.eta import duration
-from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
+from localllm.cli.terminal.output import is_terminal, say
 from localllm.cli.terminal.render import counted
-from localllm.errors import RecordsError, UsageError
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.files.jsonl_file import JsonlFile
-    from localllm.services.map import ChoiceMapping, MapJob, Mapping, Result
+    from localllm.cli.map_io import Progress, Writer
+    from localllm.services.map import ChoiceMapping, MapJob, Mapping
     from localllm.services.map_ray import RayMapping
+    from localllm.services.record_stream import RecordStream
     from localllm.services.records import Record
     from localllm.services.remote.mapping import RemoteMapping
     from localllm.services.remote.model import RemoteModel
@@ -49,7 +48,11 @@ def map(
     output: Annotated[
         str | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Output file; records that it already answers are skipped."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Output file, JSONL or by its name .csv, .tsv, .parquet or .xlsx; records that it already answers are "
+            "skipped.",
         ),
     ] = None,
     redo: Annotated[
@@ -74,6 +77,7 @@ def map(
         bool, typer.Option("--raw", help="Continue the prompts as plain text, without the chat template.")
     ] = False,
     encoding: Encoding = None,
+    tables: TableGroup,
     n: Annotated[
         int,
         typer.Option(
@@ -106,24 +110,32 @@ def map(
     """Answer many prompts, in parallel.
 
     INPUT has one record per line: plain text, or a JSON object with "prompt", "messages" or the fields that the
-    template of -p or -f uses, and optionally "image", a path. Without INPUT, records are read from stdin. The output
-    has one line of JSON per record: "id" (the record's, or its line number), "output", "thinking" if there is any,
-    "finish_reason", "prompt_tokens", "completion_tokens" and "input"; or "id", "error" and "input". To resume an
-    interrupted command, run it again with the same -o.
+    template of -p or -f uses, and optionally "image", a path. Or it is a table, whose columns are the fields. Without
+    INPUT, records are read from stdin, and without -o each is answered as soon as its line is there. The output has
+    one line of JSON per record: "id" (the record's, or its line number), "output", "thinking" if there is any,
+    "finish_reason", "prompt_tokens", "completion_tokens" and "input"; or "id", "error" and "input". A table gets the
+    answers as new columns. To resume an interrupted command, run it again with the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
       localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" --choices yes,no
+      localllm map model.gguf in.csv -p "Translate: {title}" -o out.csv
+      localllm map model.gguf bills.txt -p "{line}" -j bill.json -o bills.csv
+      tail -f app.log | localllm map model.gguf -p "{line}" --format text
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
+    from localllm.cli.map_io import Progress, Writer, content, properties_of, records_of
     from localllm.files.gguf.file import open_part
     from localllm.files.jsonl_file import JsonlFile
     from localllm.files.text_file import require_encoding
     from localllm.services.map import MapJob, belonging, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
-    from localllm.services.records import Prompts, read_records
+    from localllm.services.record_stream import RecordStream
+    from localllm.services.records import Prompts
+    from localllm.services.table_output import require_table, work_path, writing_table
+    from localllm.services.tables import kind_of
 
     if raw and chat_template is not None:
         raise UsageError("--raw turns off the chat template: leave out --chat-template")
@@ -134,7 +146,6 @@ def map(
         raise UsageError("--redo replaces the answers in the output file: give it with -o FILE")
     require_encoding(encoding)
     template = None if file is None else text_of(content(file), file, encoding, whole=True)
-    prompts = Prompts(prompt, template, system, raw)
     chosen = asking.generation_options(None, choices)
     place = endpoint.place()
     if place is None and model is None:
@@ -142,10 +153,14 @@ def map(
     if place is not None and input is None and model is not None and os.path.isfile(model):
         model, input = None, model
     held = engine.context, engine.threads, engine.cache.types()
+    streams = not (output or shortest_first or choices_given or encoding) and ray is None
+    given = records_of(input, encoding, tables.as_csv, streams)
+    records, table = given.records, given.table
+    prompts = Prompts(prompt, template, system, raw, () if table is None else table.columns)
     path = "" if place is not None else located(model or "")
     job = MapJob(
         os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj),
-        texts_of(choices_given) if choices_given is not None else (),
+        texts_of(choices_given) if choices_given is not None else (), tables.json_as_text,
     )  # fmt: skip
     if job.choices:
         require_plain(
@@ -153,23 +168,30 @@ def map(
             a_schema_grammar_or_regex=chosen.constraint is not None,
         )  # fmt: skip
     inputs = tuple(name for name in (path, input, file) if name)
-    data, name = read(input)
-    data = text_of(data, name or "stdin", encoding, whole=True).encode()
-    records = read_records(data, name)
-    if not records and place is None:
+    if not given.count and place is None:
         open_part(path)  # a file that is no model is told even if nothing is asked
-    keep = bool if redo else belonging(records, output or "")
-    written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
+    is_table = bool(kind_of(output))
+    if output and is_table:
+        require_table(output, inputs, redo)
+    target = work_path(output) if output and is_table else output
+    keep = bool if redo or isinstance(records, RecordStream) else belonging(records, output or "")
+    written = JsonlFile(target, inputs, keep=keep) if target else nullcontext()
     by = job.digests(path if place is None else f"{place.url} {model}")
     if place is not None and model is None:
         del by["model"]  # whichever the server has
-    with of_input(output, data, name, by, redo) as remember, written as out:
-        left = records if out is None or redo else unfinished(records, out.records)
-        progress = Progress(len(left), len(records) - len(left))
+    properties = properties_of(choices)
+    with of_input(target, given.data, given.name, by, redo) as remember, written as out, ExitStack() as stack:
+        if isinstance(records, RecordStream):
+            left: list[Record] | RecordStream = records
+        else:
+            left = records if out is None or redo else unfinished(records, out.records)
+            left = sorted_by_length(left, prompts) if shortest_first else left
+        progress = Progress(left, given.count - len(left) if isinstance(left, list) else 0)
         if progress.before:
-            say(f"localllm: {output} answers {progress.before} of {counted(len(records), 'record')} already")
-        left = sorted_by_length(left, prompts) if shortest_first else left
-        if left:
+            say(f"localllm: {output} answers {progress.before} of {counted(given.count, 'record')} already")
+        if output and is_table and out is not None and isinstance(records, list):
+            stack.enter_context(writing_table(output, out, table, records, properties))
+        if not isinstance(left, list) or left:
             there = None
             if place is not None:
                 refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template, "mmproj": mmproj}
@@ -178,7 +200,8 @@ def map(
                 if redo and out is not None:
                     out.clear()
                 remember()
-                answer(mapping, left, out, progress, as_finished)
+                put = Writer(out, tables.format_of_stdout, table, properties)
+                answer(mapping, left, put, progress, as_finished)
     progress.end(stats)
 
 
@@ -209,7 +232,7 @@ def of_input(
 def begun(
     job: "MapJob",
     engine: options.EngineGroup,
-    records: "list[Record]",
+    records: "list[Record] | RecordStream",
     ray: str | None,
     progress: "Progress",
     raw: bool,
@@ -219,11 +242,12 @@ def begun(
     if there is not None:
         from localllm.services.remote.mapping import RemoteMapping
 
-        yield RemoteMapping(there, job.prompts, job.options, records, job.n)
+        yield RemoteMapping(there, job.prompts, job.options, records, job.n, job.json_as_text)
         return
     if ray is not None:
         from localllm.services.map_ray import RayMapping
 
+        assert isinstance(records, list)
         yield RayMapping(job, records, ray)
         return
     from localllm.services.map import ChoiceMapping, Mapping
@@ -238,47 +262,20 @@ def begun(
 
 def answer(
     mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping",
-    records: "list[Record]",
-    out: "JsonlFile | None",
+    records: "list[Record] | RecordStream",
+    put: "Writer",
     progress: "Progress",
     as_finished: bool,
 ) -> None:
     """Write what comes."""
     from localllm.services.map import in_order
 
+    order = records if isinstance(records, list) else records.pending
     with finishing(mapping.stop), progress:
-        for _, result in mapping if as_finished else in_order(mapping, records):
+        for _, result in mapping if as_finished else in_order(mapping, order):
             progress.count(result)
-            put(result, out)
+            put(result)
             progress.show(mapping)
-
-
-def content(path: str) -> bytes:
-    """Read a file's bytes. Raises UsageError."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def read(path: str | None) -> tuple[bytes, str]:
-    """Read the input and return it with its name, "" for stdin. Raises UsageError if there is none."""
-    if path not in (None, "-"):
-        assert path is not None
-        return content(path), path
-    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
-        raise UsageError("INPUT is missing: give a file, or pipe records to stdin")
-    return stdin().read(), ""
-
-
-def put(result: "Result", out: "JsonlFile | None") -> None:
-    """Write one line to the file or to stdout."""
-    from localllm.files.jsonl_file import json_line
-
-    if out:
-        out.write(json_line(result))
-    else:
-        write(json_line(result).decode())
 
 
 @contextmanager
@@ -299,54 +296,3 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class Progress:
-    """How far it is, on stderr, and what to say in the end."""
-
-    def __init__(self, total: int, before: int):
-        """total: records to answer.  before: those that an earlier start has answered."""
-        self._line, self._total, self.before = ProgressLine(), total, before
-        self._written = self._failed = self._tokens = 0
-        self._start = perf_counter()
-
-    def __enter__(self) -> None:
-        self._start = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._line.clear()
-
-    def count(self, result: "Result") -> None:
-        """Count a written result."""
-        self._line.clear()
-        self._written += 1
-        self._failed += "error" in result
-
-    def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
-        """After every step."""
-        self._tokens, seconds = mapping.written, perf_counter() - self._start
-        text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
-        if mapping.done:
-            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
-        self._line.show(text)
-
-    def _speed(self, seconds: float) -> str:
-        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
-
-    def end(self, stats: bool) -> None:
-        """Tell what was done, on a terminal or if `stats` are wanted.
-
-        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
-        """
-        seconds = perf_counter() - self._start
-        records, tokens = counted(self._written, "record"), counted(self._tokens, "token")
-        written = f"{tokens} written, " if stats else ""
-        (say if stats else dim)(
-            f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"
-        )
-        if self._written < self._total:
-            raise KeyboardInterrupt
-        if self._failed:
-            raise RecordsError(
-                f"{self._failed} of {self._total} records failed; see the error field of their output lines"
-            )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.follow_up import Thread
     from localllm.generation.beam_search import Answer
-    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.generate import GenerationOptions
     from localllm.text.marker_escaping import Message
 
 
@@ -260,7 +260,7 @@ def remember(
     thread: "Thread | None",
     asked: "str | list[Message]",
     between: "list[Message]",
-    answer: "Generation",
+    answer: Any,
     no_cache: bool,
 ) -> None:
     """Keep a question and its answer in the session, and for --continue unless nothing is to stay on disk.

@@ -1,17 +1,19 @@
 """Answer many prompts by a server, with several requests at once, each in a thread."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from localllm.errors import CutError, LocalllmError
 from localllm.generation.generate import GenerationOptions
-from localllm.services.map import Result, failure
+from localllm.services.map import Result, failure, output_of
+from localllm.services.record_stream import RecordStream
 from localllm.services.records import Prompts, Record
 from localllm.services.remote.answer import RemoteAnswer
 from localllm.services.remote.model import RemoteModel
 
 AT_ONCE = 16
+LOOK = 0.1  # seconds after which to look whether a pipe has more
 
 
 class RemoteMapping:
@@ -22,24 +24,33 @@ class RemoteMapping:
     """
 
     def __init__(
-        self, model: RemoteModel, prompts: Prompts, options: GenerationOptions, records: list[Record], n: int = 1
+        self,
+        model: RemoteModel,
+        prompts: Prompts,
+        options: GenerationOptions,
+        records: "list[Record] | RecordStream",
+        n: int = 1,
+        json_as_text: bool = False,
     ):
         """Prepare the requests. Raises UsageError for options that the server does not support."""
         model.fields(options)
         self._model, self._prompts, self._options, self._n = model, prompts, options, n
-        self._records, self._stopped = iter(records), False
+        self._records, self._stopped, self._json_as_text = iter(records), False, json_as_text
         self.written = self.done = 0
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
         pool = ThreadPoolExecutor(AT_ONCE, "asking")
         running = dict[Future[Result], Record]()
+        if isinstance(self._records, RecordStream):
+            self._records.may_wait = lambda: not running
         try:
             while True:
                 while len(running) < AT_ONCE and not self._stopped and (record := next(self._records, None)):
                     running[pool.submit(self._answer, record)] = record
                 if not running:
                     return
-                for finished in wait(running, return_when=FIRST_COMPLETED).done:
+                patience = LOOK if isinstance(self._records, RecordStream) else None
+                for finished in wait(running, patience, return_when=FIRST_COMPLETED).done:
                     record, result = running.pop(finished), finished.result()
                     self.done += 1
                     self.written += result.get("completion_tokens", 0)
@@ -56,18 +67,24 @@ class RemoteMapping:
                 raise CutError(f"the answer was cut off before it was {constraint.promise}; raise max_tokens")
         except LocalllmError as error:
             return failure(record, error)
-        return success(record, answers)
+        return success(record, answers, lambda text: output_of(text, self._options, self._json_as_text))
 
     def stop(self) -> None:
         """Start no new requests; running ones complete."""
         self._stopped = True
+        if isinstance(self._records, RecordStream):
+            self._records.stop()
 
 
-def success(record: Record, answers: list[RemoteAnswer]) -> Result:
-    """Build the result of a record, as services.map does; token counts cover all choices together."""
+def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], Any] = str) -> Result:
+    """Build the result of a record, as services.map does; token counts cover all choices together.
+
+    parsed: makes an output of an answer's text.
+    """
 
     def collect(name: str) -> Any:
         values = [getattr(answer, name) for answer in answers]
+        values = [parsed(value) for value in values] if name == "text" else values
         return values if len(values) > 1 else values[0]
 
     return {

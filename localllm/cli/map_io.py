@@ -1,0 +1,210 @@
+"""What `localllm map` reads and writes: records and tables, answers to stdout, and how far it is."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from localllm.cli.prompt_input import text_of
+from localllm.cli.terminal.eta import duration
+from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
+from localllm.cli.terminal.render import counted
+from localllm.errors import RecordsError, UsageError
+from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.services.record_stream import RecordStream
+from localllm.services.records import Record, read_records
+from localllm.services.tables import (
+    ERROR,
+    OUTPUT,
+    PROBABILITY,
+    Table,
+    free_name,
+    kind_of,
+    read_table,
+    text_rows,
+    value_at,
+)
+
+if TYPE_CHECKING:
+    from localllm.cli.options.shared import Answers
+    from localllm.services.map import ChoiceMapping, Mapping, Result
+    from localllm.services.map_ray import RayMapping
+    from localllm.services.remote.mapping import RemoteMapping
+
+
+class Given(NamedTuple):
+    """The input.
+
+    Attributes:
+        records: all of them, or a stream.  table: that they are the rows of, None for lines.
+        data, name: the file's bytes and its name, "" for stdin.
+    """
+
+    records: "list[Record] | RecordStream"
+    table: Table | None = None
+    data: bytes = b""
+    name: str = ""
+
+    @property
+    def count(self) -> int:
+        return self.records.count if isinstance(self.records, RecordStream) else len(self.records)
+
+
+def records_of(input: str | None, encoding: str | None, as_csv: bool, streams: bool) -> Given:
+    """Read the records of a file or of stdin; streams: whether stdin may be read while records are answered.
+
+    Raises UsageError.
+    """
+    kind = kind_of(input) or ("csv" if as_csv else "")
+    if streams and not kind and input in (None, "-"):
+        require_stdin(input)
+        return Given(RecordStream(own_stdin()))
+    data, name = read(input)
+    if kind in ("parquet", "xlsx"):
+        table = read_table(data, "", kind, name)
+        return Given([*table.records], table, data, name)
+    text = text_of(data, name or "stdin", encoding, whole=True)
+    if kind:
+        table = read_table(data, text.removeprefix("\ufeff"), kind, name or "stdin")
+        return Given([*table.records], table, data, name)
+    data = text.encode()
+    return Given(read_records(data, name), None, data, name)
+
+
+def own_stdin() -> Any:
+    """Return stdin for a thread that may still read when the program ends, which Python's own object does not allow."""
+    source = stdin()
+    try:
+        return os.fdopen(os.dup(source.fileno()), "rb")
+    except (OSError, io.UnsupportedOperation):
+        return source
+
+
+def content(path: str) -> bytes:
+    """Read a file's bytes. Raises UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: str | None) -> tuple[bytes, str]:
+    """Read the input and return it with its name, "" for stdin. Raises UsageError if there is none."""
+    if path not in (None, "-"):
+        assert path is not None
+        return content(path), path
+    require_stdin(path)
+    return stdin().read(), ""
+
+
+def require_stdin(path: str | None) -> None:
+    """Raise UsageError if stdin has no records."""
+    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
+        raise UsageError("INPUT is missing: give a file, or pipe records to stdin")
+
+
+def properties_of(choices: "Answers") -> list[str]:
+    """Return the names of the properties that answers by --json-schema have, in order. Raises UsageError."""
+    schema = choices.shape.given()["schema"]
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return [*found] if isinstance(found, dict) else []
+
+
+class Writer:
+    """Writes results, a line for each."""
+
+    def __init__(self, out: JsonlFile | None, format: str, table: Table | None, properties: Sequence[str]):
+        """out: None for stdout, in this format.  table, properties: see table_output."""
+        self._out, self._format, self._table, self._properties = out, format, table, properties
+        self._columns: dict[str, tuple[str, ...]] | None = None
+
+    def __call__(self, result: "Result") -> None:
+        if self._out:
+            self._out.write(json_line(result))
+        elif self._format == "jsonl":
+            write(json_line(result).decode())
+        elif ERROR in result:
+            say(f"localllm: record {result['id']}: {result[ERROR]}")
+        elif self._format == "text":
+            output = result[OUTPUT]
+            write(f"{output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)}\n")
+        else:
+            self._write_row(result)
+
+    def _write_row(self, result: "Result") -> None:
+        """Write a row, after the header if it is the first."""
+        row = result["input"] if isinstance(result["input"], dict) else {"line": result["input"]}
+        is_first = self._columns is None
+        if self._columns is None:
+            own = [*row] if self._table is None else [*self._table.columns]
+            new = {name: (OUTPUT, name) for name in self._properties} or {OUTPUT: (OUTPUT,)}
+            new |= {PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
+            self._columns = {name: (name,) for name in own}
+            self._columns |= {free_name(name, {*own}): (*path, "") for name, path in new.items()}
+        row = {
+            name: value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
+            for name, path in self._columns.items()
+        }
+        delimiter = "\t" if self._format == "tsv" else self._table.delimiter if self._table else ","
+        write("".join(text_rows([*self._columns], [row], delimiter, is_first)))
+
+
+class Progress:
+    """How far it is, on stderr, and what to say in the end."""
+
+    def __init__(self, left: "list[Record] | RecordStream", before: int):
+        """left: records to answer.  before: those that an earlier start has answered."""
+        self._line, self._left, self.before = ProgressLine(), left, before
+        self._written = self._failed = self._tokens = 0
+        self._start = perf_counter()
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    @property
+    def _total(self) -> int:
+        return self._left.count if isinstance(self._left, RecordStream) else len(self._left)
+
+    def count(self, result: "Result") -> None:
+        """Count a written result."""
+        self._line.clear()
+        self._written += 1
+        self._failed += ERROR in result
+
+    def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
+        """After every step."""
+        self._tokens, seconds = mapping.written, perf_counter() - self._start
+        text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
+        if mapping.done:
+            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
+        self._line.show(text)
+
+    def _speed(self, seconds: float) -> str:
+        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
+
+    def end(self, stats: bool) -> None:
+        """Tell what was done, on a terminal or if `stats` are wanted.
+
+        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
+        """
+        seconds = perf_counter() - self._start
+        if isinstance(self._left, RecordStream) and self._left.warning:
+            say(f"localllm: warning: {self._left.warning}; set another encoding with --encoding NAME")
+        records, tokens = counted(self._written, "record"), counted(self._tokens, "token")
+        written = f"{tokens} written, " if stats else ""
+        (say if stats else dim)(
+            f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"
+        )
+        if self._written < self._total or (isinstance(self._left, RecordStream) and self._left.is_stopped):
+            raise KeyboardInterrupt
+        if self._failed:
+            raise RecordsError(
+                f"{self._failed} of {self._total} records failed; see the error field of their output lines"
+            )

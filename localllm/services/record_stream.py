@@ -1,0 +1,111 @@
+"""Records of a pipe whose end is not known: each is there as soon as its line is."""
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+from queue import Empty, Queue
+from typing import Any
+
+from localllm.errors import LocalllmError
+from localllm.files.text_file import UTF16_MARKS, decode_text, decode_with_replacement
+from localllm.services.records import Record, is_json_line, parse_json_line, parse_plain_line
+
+AHEAD = 256  # lines that are read before they are asked for
+PATIENCE = 0.1  # seconds between two looks at whether to stop
+
+
+class RecordStream:
+    """An iterator over records that may stop and go on later.
+
+    It waits for a line only if nothing else is to be done; else it stops for now.
+
+    Attributes:
+        may_wait: tells whether nothing else is to be done.
+        is_stopped: whether the user wants no more.
+        pending: records that were handed out, for who puts results in order; count: how many they were.
+        warning: a line for the user, "" for none.
+    """
+
+    def __init__(self, source: Any):
+        """source: a binary stream, which a thread reads by lines."""
+        self.may_wait: Callable[[], bool] = lambda: True
+        self.pending, self.count, self.warning = deque[Record](), 0, ""
+        self._error: LocalllmError | None = None
+        self._lines, self._is_jsonl, self._ended = Queue[bytes | None](AHEAD), False, False
+        self._number, self._seen, self.is_stopped = 0, dict[str | int, int](), False
+        threading.Thread(target=self._read, args=(source,), daemon=True).start()
+
+    def _read(self, source: Any) -> None:
+        try:
+            first = source.readline()
+            if first.startswith(UTF16_MARKS):
+                source = io.BytesIO(decode_text(first + source.read(), "stdin").encode())
+                first = source.readline()
+            for line in chain([first], iter(source.readline, b"")) if first else ():
+                self._lines.put(line)
+        except LocalllmError as error:
+            self._error = error
+        finally:
+            self._lines.put(None)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether more may come."""
+        return not (self._ended or self.is_stopped)
+
+    def stop(self) -> None:
+        """Hand out no more."""
+        self.is_stopped = True
+
+    def __iter__(self) -> "RecordStream":
+        return self
+
+    def __next__(self) -> Record:
+        while self.is_open:
+            line = self._next_line()
+            if line is None:
+                break
+            self._number += 1
+            if line.strip():
+                record = self._record(line.removesuffix(b"\n").removesuffix(b"\r"))
+                self.pending.append(record)
+                self.count += 1
+                return record
+        raise StopIteration
+
+    def _next_line(self) -> bytes | None:
+        """Return a line, or None at the end, and if there is none for now."""
+        while not self.is_stopped:
+            may_wait = self.may_wait()
+            try:
+                line = self._lines.get(may_wait, PATIENCE)
+            except Empty:
+                if not may_wait:
+                    return None
+                continue
+            self._ended = line is None
+            if self._ended and self._error:
+                raise self._error
+            return line
+        return None
+
+    def _record(self, line: bytes) -> Record:
+        number = self._number
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not self.count:
+            self._is_jsonl = is_json_line(line)
+        text, warning = decode_with_replacement(line, f"stdin, line {number}")
+        self.warning, line = self.warning or warning, text.encode()
+        record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
+        if record.error or not self._is_jsonl:
+            return record
+        first = self._seen.setdefault(record.id, number)
+        return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
+
+
+def same_id(id: str | int, number: int, first: int) -> str:
+    """Describe the error of a record whose id another has."""
+    return f"line {number}: the id {id!r} is that of line {first}"

@@ -1,0 +1,253 @@
+"""Read tables as records, and write tables with the answers as new columns: CSV, TSV, Parquet and Excel files.
+
+pyarrow reads and writes Parquet, openpyxl Excel; both are extras, imported where they are needed.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.services.records import Record
+
+KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"}
+DELIMITERS = ",;\t|"  # of CSV; the one that the header has most often
+OUTPUT, ERROR, PROBABILITY = "output", "error", "probability"
+Row = dict[str, Any]
+
+
+@frozen
+class Table:
+    """The rows of a table.
+
+    Attributes:
+        kind: one of the values of KINDS.  columns: their names.  delimiter: between the cells of text.
+        records: one for each row, whose id is its number from 1.  rows: the same with values of the file's own types.
+    """
+
+    kind: str
+    columns: Sequence[str]
+    records: Sequence[Record]
+    rows: Sequence[Row]
+    delimiter: str = ","
+
+
+def kind_of(name: str | None) -> str:
+    """Return the kind of a table by its file's name, "" for no table."""
+    return KINDS.get(os.path.splitext(name or "")[1].lower(), "")
+
+
+def read_table(data: bytes, text: str, kind: str, name: str) -> Table:
+    """Read a table of this kind.
+
+    data: the file.  text: the same decoded, for text.  name: what errors call it. Raises UsageError.
+    """
+    if kind in ("csv", "tsv"):
+        return read_text_table(text, kind, name)
+    columns, rows = (read_parquet if kind == "parquet" else read_excel)(data, name)
+    require_columns(columns, name)
+    records = [
+        Record(number, {key: plain(value) for key, value in row.items() if value is not None})
+        for number, row in enumerate(rows, 1)
+    ]
+    return Table(kind, columns, records, rows)
+
+
+def read_text_table(text: str, kind: str, name: str) -> Table:
+    """Read CSV or TSV with a header, see RFC 4180. Raises UsageError."""
+    first = text.split("\n", 1)[0]
+    delimiter = "\t" if kind == "tsv" else max(DELIMITERS, key=first.count)
+    csv.field_size_limit(1 << 30)
+    try:
+        header, *lines = [row for row in csv.reader(io.StringIO(text, ""), delimiter=delimiter) if row] or [[]]
+    except csv.Error as error:
+        raise UsageError(f"{name}: not a table: {error}") from None
+    columns = [each.strip() for each in header]
+    require_columns(columns, name)
+    records = list[Record]()
+    for number, cells in enumerate(lines, 1):
+        problem = f"row {number} has {len(cells)} cells, the header {len(columns)}" if len(cells) > len(columns) else ""
+        records.append(Record(number, dict(zip(columns, [*cells, *[""] * len(columns)], strict=False)), problem))
+    return Table(kind, columns, records, [record.input for record in records], delimiter)
+
+
+def require_columns(columns: Sequence[str], name: str) -> None:
+    """Raise UsageError unless all columns have different names."""
+    if not columns:
+        raise UsageError(f"{name}: this table is empty: its first row should name the columns")
+    if not all(columns):
+        raise UsageError(f"{name}: column {[*columns].index('') + 1} of the header has no name")
+    if double := [each for each in columns if [*columns].count(each) > 1]:
+        raise UsageError(f"{name}: two columns are named {double[0]!r}")
+
+
+def extra(module: str, what: str) -> Any:
+    """Import a library of the extra "tables". Raises UsageError if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError:
+        library = module.partition(".")[0]
+        raise UsageError(f"{what} needs {library}, which is not installed: pip install 'localllm[tables]'") from None
+
+
+def read_parquet(data: bytes, name: str) -> tuple[list[str], list[Row]]:
+    """Read a Parquet file. Raises UsageError."""
+    arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
+    try:
+        table = parquet.read_table(arrow.BufferReader(data))
+    except (arrow.ArrowException, OSError) as error:
+        raise UsageError(f"{name}: not a Parquet file: {' '.join(str(error).split())[:200]}") from None
+    return table.column_names, table.to_pylist()
+
+
+def read_excel(data: bytes, name: str) -> tuple[list[str], list[Row]]:
+    """Read the first sheet of an Excel file. Raises UsageError."""
+    excel = extra("openpyxl", "Excel")
+    try:
+        book = excel.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        lines = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
+    except Exception as error:  # zipfile, XML parsers and openpyxl itself fail in many ways
+        raise UsageError(f"{name}: not an Excel file: {' '.join(str(error).split())[:200]}") from None
+    lines = [line for line in lines if any(value is not None for value in line)]
+    columns = [str(each).strip() for each in lines[0] if each is not None] if lines else []
+    return columns, [dict(zip(columns, line, strict=False)) for line in lines[1:]]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it; dates and the like as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and value != value:
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+# ---- out
+
+
+def answer_columns(
+    results: Iterable[Row], properties: Sequence[str], taken: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Name the new columns, each with where its values are in a result.
+
+    properties: of the answers' schema, in order; without any, those of answers that are objects.  taken: other columns.
+    """
+    found = dict.fromkeys(properties)
+    whole = probable = failed = False
+    for result in results:
+        if ERROR in result:
+            failed = True
+        elif isinstance(result[OUTPUT], dict):
+            found |= dict.fromkeys(result[OUTPUT])
+        else:
+            whole = True
+        probable = probable or "probabilities" in result
+    paths: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in found}
+    paths |= {OUTPUT: (OUTPUT,)} if whole or not found else {}
+    paths |= {PROBABILITY: ("probabilities",)} if probable else {}
+    paths |= {ERROR: (ERROR,)} if failed else {}
+    return {free_name(name, {*taken}): path for name, path in paths.items()}
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """Return a column's name that no other column has."""
+    while name in taken:
+        name = f"answer_{name}"
+    return name
+
+
+def value_at(result: Row, path: tuple[str, ...]) -> Any:
+    """Return a result's value for a column, None if it has none."""
+    if path == ("probabilities",):
+        return (result.get("probabilities") or {}).get(result.get(OUTPUT))
+    value: Any = result
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def joined_rows(
+    records: Sequence[Record], rows: Sequence[Row], results: Mapping[Any, Row], properties: Sequence[str]
+) -> tuple[list[str], Iterator[Row]]:
+    """Return the columns of a table with answers, and its rows: those of records that have a result."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    new = answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])
+
+    def made() -> Iterator[Row]:
+        for record, row in zip(records, rows, strict=True):
+            if (result := results.get(record.id)) is not None:
+                yield {**row, **{name: value_at(result, path) for name, path in new.items()}}
+
+    return [*columns, *new], made()
+
+
+def rows_of(records: Sequence[Record]) -> list[Row]:
+    """Return records as rows: objects, and plain lines as a column "line"."""
+    return [record.input if isinstance(record.input, dict) else {"line": record.input} for record in records]
+
+
+def cell(value: Any) -> Any:
+    """Return a value as a cell of text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
+def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, header: bool = True) -> Iterator[str]:
+    """Yield the lines of CSV, each with its line break; quoted as RFC 4180 says."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
+    for line in [columns] if header else []:
+        writer.writerow(line)
+        yield buffer.getvalue()
+    for row in rows:
+        buffer.seek(0)
+        buffer.truncate()
+        writer.writerow([cell(row.get(column)) for column in columns])
+        yield buffer.getvalue()
+
+
+def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -> bytes:
+    """Return a table's file. Raises UsageError if a library is missing."""
+    if kind in ("csv", "tsv"):
+        return "".join(text_rows(columns, rows, "\t" if kind == "tsv" else delimiter)).encode(errors="replace")
+    made = io.BytesIO()
+    if kind == "xlsx":
+        book = extra("openpyxl", "Excel").Workbook(write_only=True)
+        sheet = book.create_sheet()
+        sheet.append([*columns])
+        for row in rows:
+            sheet.append([excel_value(row.get(column)) for column in columns])
+        book.save(made)
+        return made.getvalue()
+    arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
+    whole = [*rows]
+    parquet.write_table(
+        arrow.table({name: arrow_column(arrow, [row.get(name) for row in whole]) for name in columns}), made
+    )
+    return made.getvalue()
+
+
+def excel_value(value: Any) -> Any:
+    """Return a value as a cell of Excel: no control characters, which its files cannot hold."""
+    value = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+    if isinstance(value, str):
+        return "".join(each for each in value if each >= " " or each in "\t\n\r")
+    return value
+
+
+def arrow_column(arrow: Any, values: list[Any]) -> Any:
+    """Return a column; one of several types is text."""
+    try:
+        return arrow.array(values)
+    except arrow.ArrowException:
+        return arrow.array([None if value is None else str(cell(value)) for value in values])
