@@ -1,4 +1,4 @@
-"""Forty questions whose answers are JSON of a schema and known: tests/json_tasks.jsonl, and who is right.
+"""Forty questions whose answers are JSON of a schema and known: tests/goldens/json_tasks.jsonl, and who is right.
 
 A line has id, prompt, schema and expect: what the answer's JSON has to be equal to. Texts are compared without regard
 to capitals, surrounding spaces and a full stop behind them; {"any": [...]} stands for one of several. A list that
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILE = Path(__file__).resolve().parent.parent / "tests" / "json_tasks.jsonl"
+FILE = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "json_tasks.jsonl"
 
 
 class JsonTask(NamedTuple):

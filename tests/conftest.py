@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import real
 import selection
 from models import write_model
+from project import ROOT, complaints
 from tiny_model import write_tiny_model
 
 import localllm
@@ -24,8 +24,6 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # CUDA kernels run in Numba's simulato
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml
 os.environ["XDG_STATE_HOME"] = os.devnull  # nor does what they ask replace the last answer of `run`
 os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -91,7 +89,7 @@ def real_model() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the name of a declaration in tests/models: the path of its model, written once."""
+    """By the name of a declaration in tests/support/models: the path of its model, written once."""
     folder, written = tmp_path_factory.mktemp("models"), {}
 
     def path(name: str) -> Path:
@@ -108,11 +106,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
     localllm.open(path).close()  # compiles the kernels, once
     return str(path)
-
-
-def complaints(stderr: bytes) -> str:
-    """Without the line that says that kernels are compiled: whether they are depends on what ran before."""
-    return re.sub(r"(?m)^localllm: compiling .*\n", "", stderr.decode())
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import ast
 
-from test_layers import SOURCES, imported
+from tests.test_layers import SOURCES, imported
 
 MODULES = set(SOURCES)
 

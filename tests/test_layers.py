@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 # From the top: a module imports itself and what stands on a lower line.
 LAYERS = [
@@ -89,8 +89,9 @@ def test_imports_go_downward():
 def test_nothing_is_called_quant():
     """The folder quant/ is localllm.quant: what is installed as `quant` would be a quant.py beside a user's script."""
     names = {name for module, source in SOURCES.items() for name in imported(module, source)}
-    for file in [*(ROOT / "tests").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
-        names |= {*imported(file.stem, file.read_text(encoding="utf-8"))}
+    for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        names |= {*imported(module, file.read_text(encoding="utf-8"))}
     assert [name for name in sorted(names) if name.partition(".")[0] == "quant"] == []
 
 

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from test_layers import SOURCES
+from tests.test_layers import SOURCES
 
 # Classes and functions that have the field's name now.
 GIVEN_UP = re.compile(

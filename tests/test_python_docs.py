@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import localllm
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import fields
 
-from conftest import ROOT
+from project import ROOT
 
 from localllm.cli import registry as commands
 from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import numpy as np  # noqa: E402
 
@@ -121,8 +121,9 @@ def seeds_in(folder: Path | None, made: Path) -> list[Path]:
     """Small models of every kind of vocabulary, projectors of every family, and what the folder has."""
     from models.projectors import PROJECTORS, projector, write_projector
     from strangers import Wrong
-    from test_strangers import sentence_piece
-    from test_unigram import GIVEN, charsmap
+
+    from tests.fuzz.test_malformed_models import sentence_piece
+    from tests.unit.text.test_unigram import GIVEN, charsmap
 
     wrong = Wrong(made)
     seeds = [wrong.valid, wrong.write(sentence_piece()).rename(made / "sentence_piece.gguf")]

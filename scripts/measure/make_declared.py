@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes a declaration of tests/models as large as real models are, with random blocks: for measuring speed.
+"""Writes a declaration of tests/support/models as large as real models are, with random blocks: for measuring speed.
 
     python scripts/measure/make_declared.py falcon_h1 model.gguf [--format Q4_K_M]
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from models import DECLARATIONS, Model, write  # noqa: E402
 from models.declaration import dims_of, fields, shapes, values_of  # noqa: E402
 from models.numbers import Numbers  # noqa: E402

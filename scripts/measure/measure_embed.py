@@ -200,7 +200,9 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--peer-python", required=True, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--torch-python", required=True, help="an interpreter that has sentence-transformers")
-    parser.add_argument("--text", default=str(ROOT / "tests" / "prose.txt"), help="where the sentences come from")
+    parser.add_argument(
+        "--text", default=str(ROOT / "tests" / "support" / "prose.txt"), help="where the sentences come from"
+    )
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

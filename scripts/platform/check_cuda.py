@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from models import DECLARATIONS, QUANTIZED, write_model  # noqa: E402
 from models.golden import Golden, kept  # noqa: E402
 
@@ -50,9 +50,9 @@ def check(name: str, path: Path, chosen: argparse.Namespace) -> bool:
     """Whether the card computes a model well, or says that it cannot."""
     import numpy as np
     from engines import open_engine
-    from test_goldens import GELU, family, nmse
 
     from localllm.errors import UnsupportedError
+    from tests.goldens.test_logits import GELU, family, nmse
 
     golden, began = Golden.load(name), time.perf_counter()
     ids, count = golden.tokens.tolist(), min(chosen.tokens, len(golden.tokens))

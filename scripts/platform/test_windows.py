@@ -22,7 +22,7 @@ from pathlib import Path
 
 from windows_bed import BED, PYTHON, ROOT, environment, install, make_bed, named, running, say, words_there
 
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from windows_console import compare_console  # noqa: E402  tests' terminal is part of it
 
@@ -52,21 +52,46 @@ LEFT_OUT = (
     "on_the_disk", "take_the_others", "fills_up", "terminal_offers", "ctrl_c_keeps_what_has_come", "reads_the_answer",
 )  # fmt: skip
 TESTS = (
-    ("tests/test_simd.py",),
-    ("tests/test_kernels.py", "-k", "Q8_0 or Q4_K or Q6_K or IQ4_XS or Q5_1 or F16 or MXFP4"),
-    ("tests/test_attention.py", "-k", "F16 or Q8_0"),
-    ("tests/test_goldens.py", "-k", "test_architectures and vectors"),
-    ("tests/test_page_table.py", "tests/test_encode.py", "tests/test_receipts.py"),
-    ("tests/test_systems.py", "tests/test_open_files.py", "tests/test_machine_code.py"),
-    ("tests/test_cli.py", "tests/test_wrong_models.py", "tests/test_bench.py", "tests/test_verbs.py"),
-    ("tests/test_command_line.py", "tests/test_strangers.py", "tests/test_tools.py", "-m", "not slow"),
-    ("tests/test_images.py", "tests/test_calibrate.py", "-m", "not slow"),
+    ("tests/unit/kernels/simd/test_simd.py",),
+    ("tests/unit/kernels/cpu/test_kernels.py", "-k", "Q8_0 or Q4_K or Q6_K or IQ4_XS or Q5_1 or F16 or MXFP4"),
+    ("tests/unit/kernels/cpu/attention/test_attend.py", "-k", "F16 or Q8_0"),
+    ("tests/goldens/test_logits.py", "-k", "test_architectures and vectors"),
+    (
+        "tests/unit/engine/memory/test_page_table.py",
+        "tests/unit/quant/test_encode.py",
+        "tests/unit/services/test_receipts.py",
+    ),
+    (
+        "tests/unit/system/test_systems.py",
+        "tests/unit/system/test_open_files.py",
+        "tests/unit/kernels/build/test_machine_code.py",
+    ),
+    (
+        "tests/integration/test_cli.py",
+        "tests/fuzz/test_wrong_models.py",
+        "tests/unit/services/test_bench.py",
+        "tests/unit/arch/test_verbs.py",
+    ),
+    (
+        "tests/unit/cli/test_command.py",
+        "tests/fuzz/test_malformed_models.py",
+        "tests/unit/services/tools/test_tools.py",
+        "-m",
+        "not slow",
+    ),
+    ("tests/integration/test_images.py", "tests/unit/quantizing/test_calibrate.py", "-m", "not slow"),
     *(
-        (f"tests/test_{name}.py", "-m", "not slow", "-k", f"not ({' or '.join(LEFT_OUT)})")
-        for name in ("map", "pull", "serve", "prefixes", "sessions")
+        (f"tests/{name}.py", "-m", "not slow", "-k", f"not ({' or '.join(LEFT_OUT)})")
+        for name in (
+            "unit/services/test_map",
+            "unit/services/test_pull",
+            "integration/test_serve",
+            "unit/engine/memory/test_prefix_cache",
+            "unit/services/test_sessions",
+        )
     ),
 )
-QUICK = (("tests/test_simd.py",),)
+QUICK = (("tests/unit/kernels/simd/test_simd.py",),)
 KILLS = {
     "sessions": ("kill_sessions.py", "200"),
     "quantize": ("kills.py", "quantize", "--times", "200"),
@@ -138,7 +163,7 @@ def compare_quickly(work: Path) -> None:
     """What takes seconds: an answer, tokens, refusals, a file."""
     work.mkdir(exist_ok=True)
     (work / "tokens.py").write_text(TOKENS)
-    (work / "text").write_text((ROOT / "tests" / "prose.txt").read_text("utf-8")[:20000], "utf-8")
+    (work / "text").write_text((ROOT / "tests" / "support" / "prose.txt").read_text("utf-8")[:20000], "utf-8")
     (work / "wrong.gguf").write_bytes(b"GGUF" + bytes(100))
     same_program("--version", "--version")
     same_program("The guide's answer", "run", GUIDE, "-p", QUESTION, *GREEDY)
@@ -180,7 +205,8 @@ def compare_images(work: Path) -> None:
     """An answer to a picture."""
     from models import write
     from models.projectors import projector, seeing, write_projector
-    from test_pictures import picture
+
+    from tests.unit.engine.test_vision_encoder import picture
 
     folder = work / "seeing"
     folder.mkdir(exist_ok=True)
@@ -256,7 +282,7 @@ def compare_scripts(work: Path) -> None:
         made_from = f"{named(tree)}\n{(tree / 'pyproject.toml').read_text('utf-8')}\n"
         (tree / ".venv" / f"installed-{extra}").write_text(made_from, "utf-8")
     path = {"WINEPATH": named(PYTHON)}
-    for script, *words in (("demo.cmd",), ("test.cmd", "-q", "tests/test_page_table.py")):
+    for script, *words in (("demo.cmd",), ("test.cmd", "-q", "tests/unit/engine/memory/test_page_table.py")):
         command = ["wine", "cmd", "/c", named(tree / "scripts" / script), *words]
         done = subprocess.run(command, env=environment() | path, stdin=subprocess.PIPE, capture_output=True)
         expected = here("-m", "localllm", "run", GUIDE, "-p", QUESTION, *GREEDY).stdout if not words else b" passed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare localllm with llama.cpp on the tiny models of tests/models with other numbers and dimensions.
+"""Compare localllm with llama.cpp on the tiny models of tests/support/models with other numbers and dimensions.
 
     python scripts/record/check_models.py --peer-python PEER/bin/python [--seed N] [--backend cpu|reference] [NAME...]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from models import ANSWERING, DECLARATIONS, ENCODERS, model, write  # noqa: E402
 from models.answering import GELU as GELU_OF_T5  # noqa: E402
 from models.answering import text_and_answer  # noqa: E402
@@ -26,11 +26,11 @@ from models.encoders import texts  # noqa: E402
 from models.golden import LONG  # noqa: E402
 from models.numbers import Numbers  # noqa: E402
 from record_goldens import logits, nmse, rows_of  # noqa: E402
-from test_answering import all_logits, opened  # noqa: E402
-from test_goldens import GELU, looked_up, runs  # noqa: E402
-from test_texts import rows  # noqa: E402
 
 from localllm.arch import verbs  # noqa: E402
+from tests.goldens.test_encoder_decoder import all_logits, opened  # noqa: E402
+from tests.goldens.test_encoders import rows  # noqa: E402
+from tests.goldens.test_logits import GELU, looked_up, runs  # noqa: E402
 
 STEPS = 4
 MODELS = DECLARATIONS | ANSWERING | ENCODERS

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Record what transformers and llama.cpp's converter make of tiny random checkpoints, in tests/checkpoints.json.
+"""Record what transformers and llama.cpp's converter make of tiny checkpoints, in tests/goldens/checkpoints.json.
 
     PYTHON scripts/record/record_checkpoints.py LLAMA_CPP [NAME...]
 
 PYTHON has torch, transformers and safetensors (recorded: 2.13, 5.23), LLAMA_CPP is a folder with its sources. Without
-names: every model of CONFIGS that is not there yet. Weights are those of tests/checkpoint.py, by the tensors' names.
+names: every model of CONFIGS that is not there yet. Weights are those of tests/support/checkpoint.py, by the tensors'
+names.
 """
 
 import argparse
@@ -21,8 +22,8 @@ from typing import Any
 from zlib import crc32
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-TEXT = [(i * 37) % 250 + 3 for i in range(100)]  # as of tests/test_convert.py
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+TEXT = [(i * 37) % 250 + 3 for i in range(100)]  # as of tests/unit/convert/test_convert.py
 GENERAL = ("general.architecture", "general.size_label", "general.file_type")
 SMALL = {
     "vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -657,7 +658,7 @@ def main() -> None:
     parser.add_argument("sources", type=Path)
     parser.add_argument("names", nargs="*", choices=[[], *CONFIGS, *ENCODERS, *BY_HAND], metavar="NAME")
     options = parser.parse_args()
-    path = ROOT / "tests" / "checkpoints.json"
+    path = ROOT / "tests" / "goldens" / "checkpoints.json"
     known = json.loads(path.read_text())
     sys.path[:0] = [str(options.sources), str(options.sources / "gguf-py")]
     for name in options.names or [name for name in (*CONFIGS, *ENCODERS, *BY_HAND) if name not in known]:
@@ -834,7 +835,7 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
         shape = " ".join(map(str, reversed(tensor.shape.tolist())))
         known = crc32(f"{tensor.tensor_type.name} {shape}".encode(), sums.get(short, 0))
         sums[short] = crc32(tensor.data.tobytes(), known)
-    for unlike in ("blk.ssm_a", "dec.output_norm.weight"):  # see tests/test_convert_families.py
+    for unlike in ("blk.ssm_a", "dec.output_norm.weight"):  # see tests/unit/convert/families/test_families.py
         sums.pop(unlike, None)
     return metadata, {short: f"{number:08x}" for short, number in sums.items()}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what other values in config.json change in metadata, in tests/config_changes.json.
+"""Record what other values in config.json change in metadata, in tests/goldens/config_changes.json.
 
     PYTHONPATH=LLAMA_CPP:LLAMA_CPP/gguf-py PYTHON scripts/record/record_config_changes.py [NAME...]
 
@@ -22,7 +22,7 @@ import conversion  # llama.cpp's
 import gguf
 from record_checkpoints import AS_IT_IS, ROOT, WITH_MTP, written
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT)]
 from checkpoint import spelled_out, write_family, write_json  # noqa: E402
 from config_changes import PATH, read, unlike, with_value  # noqa: E402
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    models = json.loads((ROOT / "tests" / "checkpoints.json").read_text())
+    models = json.loads((ROOT / "tests" / "goldens" / "checkpoints.json").read_text())
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
     for name in options.names or models:
         model = {**models.get(models[name].get("like", ""), {}), **models[name]}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what llama.cpp computes for the tiny random models of tests/models, in tests/goldens.
+"""Record what llama.cpp computes for the tiny random models of tests/support/models, in tests/goldens.
 
     python scripts/record/record_goldens.py --peer-python PEER/bin/python [NAME...]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY, QUANTIZED, Model, exact, model, write  # noqa: E402
 from models.answering import IN_BLOCKS, text_and_answer  # noqa: E402
 from models.encoders import ROWS_IN_BLOCKS, RowsGolden, texts  # noqa: E402

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import write  # noqa: E402
 from models.golden import kept  # noqa: E402
 from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head  # noqa: E402

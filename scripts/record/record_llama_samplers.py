@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Record what llama.cpp's samplers make of random logits, for tests/test_sampling_llama_cpp.py.
+"""Record what llama.cpp's samplers make of random logits, for tests/goldens/test_samplers.py.
 
-    PEER/bin/python scripts/record/record_llama_samplers.py MODEL.gguf > tests/llama_samplers.json
+    PEER/bin/python scripts/record/record_llama_samplers.py MODEL.gguf > tests/goldens/llama_samplers.json
 
 PEER is a virtual environment with llama-cpp-python (recorded: 0.3.36); of the model, only the vocabulary is read, for
 DRY's breakers. A case has the options by our names, the tokens before, and per token: the seed of the logits, which

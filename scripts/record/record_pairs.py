@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Record what transformers makes of texts and pictures by the tiny random CLIP of tests/models/pairs.py: its ids, and
-vectors in float64, in tests/goldens/pair_clip.npz.
+"""Record token ids and vectors of transformers' CLIP for texts and pictures, in tests/goldens/pair_clip.npz.
+
+The model is the tiny random one of tests/support/models/pairs.py; vectors are float64.
 
     python scripts/record/record_pairs.py --torch-python TORCH/bin/python
 
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import pairs  # noqa: E402
 from models.golden import FOLDER  # noqa: E402
 

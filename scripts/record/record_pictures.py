@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what llama.cpp sees by the tiny random projectors of tests/models/projectors.py, in tests/goldens.
+"""Record what llama.cpp sees by the tiny random projectors of tests/support/models/projectors.py, in tests/goldens.
 
     python scripts/record/record_pictures.py --peer-python PEER/bin/python --torch-python TORCH/bin/python [NAME...]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import write  # noqa: E402
 from models.projectors import (  # noqa: E402
     PROJECTORS,

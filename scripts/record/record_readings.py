@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Record what families read of other values than tiny models and checkpoints have, in tests/readings.json and
-tests/config_readings.json.
+"""Record what families read of other values than tiny models and checkpoints have, in tests/goldens/readings.json and
+tests/goldens/config_readings.json.
 
     python scripts/record/record_readings.py [NAME...]
 
-Without names: all of them. Of a config.json, what tests/config_changes.json has by llama.cpp is left out. A variant of
-an architecture has only what it does not read as one before. Look at what has changed: nobody else says whether it is
-right.
+Without names: all of them. Of a config.json, what tests/goldens/config_changes.json has by llama.cpp is left out. A
+variant of an architecture has only what it does not read as one before. Look at what has changed: nobody else says
+whether it is right.
 """
 
 import argparse
@@ -22,22 +22,24 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 import config_readings
 from config_changes import PATH as CHANGES
 from config_readings import facts_of, read_all
 from readings import KINDS, MANY, PATH, SEEING, changed, metadata_of, read, recorded, unlike
-from test_convert_projectors import CHECKPOINTS, read_projector, small_files
 
 from localllm.arch.metadata import Fields
 from localllm.convert.config import Config
+from tests.unit.convert.projectors.test_projectors import CHECKPOINTS, read_projector, small_files
 
-# What all families read alike: tests/test_hyperparameters.py has it.
+# What all families read alike: tests/unit/arch/test_hyperparameters.py has it.
 ALIKE = ("context_length", "vocab_size", "nextn_predict_layers", "rope.scaling.attn_factor", "rope.scale_linear",
          "rope.scaling.original_context_length", "rope.scaling.factor", "rope.freq_base",
          "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # fmt: skip
 TYPES = "rope.scaling.type"
-NO_COUNT = re.compile(r"should be a number from \d+ to 16777216, is (0|missing)$")  # known of all: test_unsaid.py
+# Known of all: tests/goldens/test_optional_fields.py.
+NO_COUNT = re.compile(r"should be a number from \d+ to 16777216, is (0|missing)$")
 # What is tried where a model says nothing, by the method that asks for it.
 TRIED = {"count": (0, 1, 2), "counts": (0, 1, 2), "number": (0.0, 0.5), "factor": (0.5,), "epsilon": (1e-3,),
          "flag": (False, True), "text": ("x",), "array": ([1, 0, 1],), "whole": (1, 2), "raw": (2,)}  # fmt: skip

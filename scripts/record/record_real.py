@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Record what exact arithmetic makes of the real models of `scripts/test --real`: tests/real.json.
+"""Record what exact arithmetic makes of the real models of `scripts/test --real`: tests/goldens/real.json.
 
     python scripts/record/record_real.py --peer-python PEER/bin/python [NAME...]
 
 PEER is a virtual environment with llama-cpp-python. Exact is what llama.cpp computes for the file's weights in F32,
 which `localllm quantize` writes; beside it stands what llama.cpp computes for the file itself. Of each model: prompts,
 the most likely tokens behind them one after the other, by how much each was more likely than the next one (in logits),
-and the perplexity of tests/prose.txt as llama-perplexity has it.
+and the perplexity of tests/support/prose.txt as llama-perplexity has it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from localllm.services.chunks import split_chunks, with_bos  # noqa: E402
 
 MODELS = ["qwen-0.5b", "gemma-270m"]
 TOKENS, CONTEXT, CHUNKS = 48, 512, 4
-OUT, TEXT = ROOT / "tests" / "real.json", ROOT / "tests" / "prose.txt"
+OUT, TEXT = ROOT / "tests" / "goldens" / "real.json", ROOT / "tests" / "support" / "prose.txt"
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a small computer that",

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Record what transformers makes of chat templates, for tests/test_templates.py and tests/test_chat_template.py.
+"""Record what transformers makes of chat templates, for test_templates.py in tests/goldens/ and tests/unit/text/.
 
-    VENV/bin/python scripts/record/record_templates.py            those of our own, in tests/templates
+    VENV/bin/python scripts/record/record_templates.py            those of our own, in tests/support/templates
     VENV/bin/python scripts/record/record_templates.py --released FOLDER
 
 VENV is a virtual environment with transformers (recorded: 5.23.0). It is always 1 May 2026, 12:30. Recorded are texts
 by template and conversation, null where the template or Jinja refuses; of long texts of released templates the length
-and the beginning of the SHA-256. The conversations are those of tests/chat_renderings.json, for our own some more.
+and the beginning of the SHA-256. The conversations are those of tests/goldens/chat_renderings.json, for our own some
+more.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-OWN, RELEASED = TESTS / "template_renderings.json", TESTS / "chat_renderings.json"
+GOLDENS, SUPPORT = TESTS / "goldens", TESTS / "support"
+OWN, RELEASED = GOLDENS / "template_renderings.json", GOLDENS / "chat_renderings.json"
 USER = {"role": "user", "content": 'What is 2 < 3 & "é"?'}
 
 
@@ -129,7 +131,7 @@ def main() -> None:
         }
         RELEASED.write_text(json.dumps(released, ensure_ascii=False, separators=(",", ":")) + "\n")
     else:
-        renderings = recorded(TESTS / "templates", released["conversations"] | MORE)
+        renderings = recorded(SUPPORT / "templates", released["conversations"] | MORE)
         OWN.write_text(
             json.dumps({"conversations": MORE, "renderings": renderings}, indent=1, ensure_ascii=False) + "\n"
         )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Learn the tiny vocabularies of tests/vocabularies.py, and record llama.cpp's tokens of odd texts for them.
+"""Learn the tiny vocabularies of tests/support/vocabularies.py, and record llama.cpp's tokens of odd texts for them.
 
     python scripts/record/record_tokens.py --peer-python PEER/bin/python
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 import vocabularies  # noqa: E402
 from models.numbers import Numbers  # noqa: E402
 from tiny_model import byte_pieces  # noqa: E402

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what files need not say, by llama.cpp, in tests/unsaid.json.
+"""Record what files need not say, by llama.cpp, in tests/goldens/unsaid.json.
 
     python scripts/record/record_unsaid.py --peer-python PEER/bin/python [NAME...]
 
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from record_goldens import ROOT, logits
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import DECLARATIONS, Model, model, write
 from models.golden import LONG, Golden, context_for, kept
-from test_unsaid import NEAR, READ, SOME, last_logits, of_any_layer, read
 
 from localllm.arch import architecture
 from localllm.arch.metadata import Fields
@@ -31,8 +31,9 @@ from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError
 from localllm.files.gguf.file import GGUFFile
+from tests.goldens.test_optional_fields import NEAR, READ, SOME, last_logits, of_any_layer, read
 
-PATH = ROOT / "tests" / "unsaid.json"
+PATH = ROOT / "tests" / "goldens" / "unsaid.json"
 SAME, CLOSE = 1e-5, 0.05  # of logits: those of GELU are looked up in a table, which adds up
 BY_SIZE = ("vocab_size",)  # what llama.cpp counts itself
 ALWAYS = (0, 1, 0.0, 1.0, 10000.0, False, True)  # what may be meant

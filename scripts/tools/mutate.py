@@ -178,7 +178,9 @@ def imports_of(path: str) -> frozenset[str]:
     for name in names:
         place = name.replace(".", "/").replace("localllm/quant", "quant")
         found |= {
-            known for known in (f"{place}.py", f"{place}/__init__.py", f"tests/{place}.py") if (ROOT / known).exists()
+            known
+            for known in (f"{place}.py", f"{place}/__init__.py", f"tests/support/{place}.py")
+            if (ROOT / known).exists()
         }
     return frozenset(found)
 
@@ -187,7 +189,7 @@ def imports_of(path: str) -> frozenset[str]:
 def by_imports(path: str) -> list[str]:
     """The test files whose imports reach a module in the fewest steps."""
     steps = dict[int, list[str]]()
-    for test in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("test_*.py")):
+    for test in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")):
         if (distance := distance_to(test, path)) is not None:
             steps.setdefault(distance, []).append(test)
     return steps[min(steps)][:FILES_BY_IMPORT] if steps else []

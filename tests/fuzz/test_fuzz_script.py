@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from project import ROOT
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "fuzz"
+SCRIPTS = ROOT / "scripts" / "fuzz"
 sys.path.append(str(SCRIPTS))
 
 from fuzz_kinds import KINDS  # noqa: E402

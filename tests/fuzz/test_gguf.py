@@ -7,10 +7,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from test_gguf_file import write_everything, write_split
 
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
+from tests.unit.files.gguf.test_file import write_everything, write_split
 
 # Numbers that break careless arithmetic, as a 32-bit or 64-bit field.
 HOSTILE = [

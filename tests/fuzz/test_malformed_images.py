@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from models import write
 from models.projectors import PROJECTORS, projector, seeing, write_projector
-from test_image_files import saved
-from test_pictures import picture
 
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import load_image
+from tests.unit.engine.test_vision_encoder import picture
+from tests.unit.images.test_opened import saved
 
 FORMATS = "PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"
 REFUSED = 250

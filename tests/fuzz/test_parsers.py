@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gguf_file import write_everything
-from test_imatrix import legacy
 from tiny_model import write_tiny_model
 
 from localllm.errors import LocalllmError
@@ -25,6 +23,8 @@ from localllm.services.validate import require_valid
 from localllm.text import templates
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
+from tests.unit.files.gguf.test_file import write_everything
+from tests.unit.quantizing.test_imatrix import legacy
 
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = st.sampled_from([0, 1, 7, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**61, 2**63 - 1, 2**64 - 1])

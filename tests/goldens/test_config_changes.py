@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from checkpoint import edit_json, write_checkpoint
 from config_changes import PATH, read, unlike, with_value
-from test_convert_families import facts, told_or_refused, written
 
 from localllm.convert import open_folder
 from localllm.convert.config import Config
@@ -20,6 +19,7 @@ from localllm.convert.families.qwen_next import in_turn
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import left_out
 from localllm.errors import ModelError
+from tests.unit.convert.families.test_families import facts, told_or_refused, written
 
 CHANGES = json.loads(PATH.read_text(encoding="utf-8"))
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from simulated import SimulatedCard
-from test_texts import nmse, opened
 
 from localllm.engine.cuda import devices
 from localllm.engine.cuda import embedding_runner as card_texts
 from localllm.engine.options import EngineOptions
 from localllm.kernels.arguments import PAGE
+from tests.goldens.test_encoders import nmse, opened
 
 TEXTS = [np.array([5, 9]), np.array([3])]
 

@@ -4,19 +4,19 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from engines import FAITHFUL, bound, open_engine
 from models import ANSWERING, model, write, write_model
 from models.answering import GELU, IN_BLOCKS, START, text_and_answer
 from models.golden import Golden, check_digest, kept
-from test_goldens import looked_up, nmse
-from test_wrong_models import damages, kinds, refusal
+from project import ROOT
 
 from localllm.arch import verbs
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.errors import UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
+from tests.fuzz.test_wrong_models import damages, kinds, refusal
+from tests.goldens.test_logits import looked_up, nmse
 
 
 def opened(path, backend="cpu", **options):
@@ -156,7 +156,7 @@ def test_the_command_line(model_path, cli):
     for arguments, problem in (
         (("chat", path, "-p", "Hi"), "t5 models take one text and do not chat: use localllm run"),
         (("run", path, "-p", "Hi", "-sys", "Be kind."), "t5 models take one text and no system message"),
-        (("perplexity", path, "-f", str(ROOT / "tests/prose.txt")), "t5 models answer a text"),
+        (("perplexity", path, "-f", str(ROOT / "tests/support/prose.txt")), "t5 models answer a text"),
     ):
         code, out, err = cli(*arguments)
         assert (code, out) == (2, "")

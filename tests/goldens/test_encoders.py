@@ -1,4 +1,4 @@
-"""Rows of texts against llama.cpp's: every architecture that makes some; see tests/models/encoders.py."""
+"""Rows of texts against llama.cpp's: every architecture that makes some; see tests/support/models/encoders.py."""
 
 from pathlib import Path
 from threading import Lock
@@ -11,8 +11,6 @@ from engines import FAITHFUL, open_engine
 from models import ENCODERS, model, write
 from models.encoders import GELU, ROWS_IN_BLOCKS, RowsGolden, texts
 from models.golden import check_digest
-from test_goldens import looked_up, nmse
-from test_reuse import TakenLock
 
 from localllm.arch import verbs
 from localllm.arch.pooling import KINDS
@@ -23,6 +21,8 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import TextSpan
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
+from tests.goldens.test_logits import looked_up, nmse
+from tests.unit.generation.test_prefix_match import TakenLock
 
 
 def opened(path: Path, name: str, backend: str, **options) -> EmbeddingRunner:

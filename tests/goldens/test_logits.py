@@ -1,4 +1,4 @@
-"""Logits against llama.cpp's: every architecture and every block format; see tests/models."""
+"""Logits against llama.cpp's: every architecture and every block format; see tests/support/models."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_goldens import opened
 
 from localllm.text.tokenizer import Tokenizer
+from tests.goldens.test_logits import opened
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 
-RECORDED = json.loads((ROOT / "tests/llama_samplers.json").read_text())
+RECORDED = json.loads((ROOT / "tests/goldens/llama_samplers.json").read_text())
 VOCAB = RECORDED["vocab"]
 
 

@@ -1,23 +1,22 @@
-"""Templates of our own, tests/templates, with what transformers makes of them: what released ones are made of."""
+"""Our own templates, tests/support/templates, made of what released ones are made of: rendered as by transformers."""
 
 import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 
 import pytest
 from jinja2 import nodes
+from project import GOLDENS, SUPPORT
 
 from localllm.errors import ModelError
 from localllm.text import sandbox
 from localllm.text.templates import ChatTemplate
 
-TESTS = Path(__file__).parent
-RECORDED = json.loads((TESTS / "template_renderings.json").read_text())
-CONVERSATIONS = json.loads((TESTS / "chat_renderings.json").read_text())["conversations"] | RECORDED["conversations"]
+RECORDED = json.loads((GOLDENS / "template_renderings.json").read_text())
+CONVERSATIONS = json.loads((GOLDENS / "chat_renderings.json").read_text())["conversations"] | RECORDED["conversations"]
 RENDERINGS = RECORDED["renderings"]
-TEMPLATES = {path.stem: path.read_text() for path in sorted((TESTS / "templates").glob("*.jinja"))}
+TEMPLATES = {path.stem: path.read_text() for path in sorted((SUPPORT / "templates").glob("*.jinja"))}
 
 
 class FirstOfMay(datetime):

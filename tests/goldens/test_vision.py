@@ -20,7 +20,6 @@ from models.projectors import (
     write_projector,
 )
 from PIL import Image
-from test_goldens import nmse
 
 import localllm
 from localllm.arch.vision import anyres, internvl, llava
@@ -29,6 +28,7 @@ from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.files.gguf.file import GGUFFile
+from tests.goldens.test_logits import nmse
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT, SUPPORT
 
 import localllm
 
@@ -15,7 +14,6 @@ sys.path.insert(0, str(ROOT / "scripts" / "platform"))
 
 import check_fastapi
 
-TESTS = Path(__file__).parent
 SCENARIOS = {
     "chat": {"Exit code 0", "Exit code 1", "Exit code 2"},
     "many": {"With --temp| architecture a of"},
@@ -31,7 +29,7 @@ SCENARIOS = {
 
 def run(*arguments: str) -> list[str]:
     """The texts that a scenario prints. Fails with the stacks of all threads if it hangs."""
-    words = [sys.executable, "-X", "faulthandler", str(TESTS / "abandoned_answers.py"), *arguments]
+    words = [sys.executable, "-X", "faulthandler", str(SUPPORT / "abandoned_answers.py"), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     texts: list[str] = json.loads(done.stdout)

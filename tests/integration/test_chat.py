@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import SUPPORT
 from talker import MIXED
 from terminal import PROMPT, Terminal, plain
 from tiny_model import CHATML
@@ -15,14 +15,14 @@ from wcwidth import wcswidth
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
-TALKER = [sys.executable, str(ROOT / "tests" / "talker.py")]
+TALKER = [sys.executable, str(SUPPORT / "talker.py")]
 GREEDY = ["--temp", "0", "-n", "12"]
 LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
 
 
 @pytest.fixture
 def talk(tmp_path: Path, tiny: str, monkeypatch):
-    """Begins a chat with tests/talker.py; the user's folders are in tmp_path."""
+    """Begins a chat with tests/support/talker.py; the user's folders are in tmp_path."""
     chats: list[Terminal] = []
 
     def begin(*arguments: str, **more: str | int) -> Terminal:

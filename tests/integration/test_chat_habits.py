@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from talker import MIXED
 from terminal import Terminal, drawn, plain
-from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
 
 from localllm.cli.interactive import slash_commands as chat_commands
+from tests.integration.test_chat import TALKER, talk  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, complaints
+from project import ROOT, complaints
 from signals import apart, ctrl_c
 from terminal import Terminal
 from tiny_model import damage, write_tiny_model
@@ -684,7 +684,7 @@ def test_chat_through_a_pipe_is_run(tiny: str, cli):
     assert cli("chat", tiny, *GREEDY, stdin=b"Hi\n") == cli("run", tiny, *GREEDY, stdin=b"Hi\n")
 
 
-# A terminal: see test_chat.py too.
+# A terminal: see tests/integration/test_chat.py too.
 
 
 @posix

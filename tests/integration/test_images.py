@@ -16,8 +16,6 @@ from models import write
 from models.projectors import PROJECTORS, projector, seeing, write_projector
 from PIL import Image
 from pooled import beginning_with
-from test_goldens import nmse
-from test_pictures import picture
 
 import localllm
 from localllm.engine.image_tokens import is_within, last_end
@@ -25,6 +23,8 @@ from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf.projectors import find_projector
 from localllm.generation.chunked_prefill import around_images, read_prompt
+from tests.goldens.test_logits import nmse
+from tests.unit.engine.test_vision_encoder import picture
 
 FAMILIES = "gemma3", "idefics3", "llava", "llava16", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 

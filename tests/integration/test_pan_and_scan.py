@@ -1,5 +1,5 @@
 """Gemma 3's pan-and-scan, from the command line to the answer: crops behind a long picture, and words around them as
-transformers writes them. Where crops lie is in test_pictures.py, what is kept of them in test_kept_images.py."""
+transformers writes them. Where crops lie is in test_vision_encoder.py, what is kept of them in test_image_cache.py."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from models import write
 from models.projectors import projector, seeing, write_projector
-from test_pictures import picture
 
 import localllm
 from localllm.errors import UsageError
+from tests.unit.engine.test_vision_encoder import picture
 
 PICTURE = "\n\n<start_of_image>{}<end_of_image>\n\n"
 WORDS = (  # Gemma3Processor.replace_image_token of transformers 5.23, for two crops

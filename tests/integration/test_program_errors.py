@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import vocabularies
-from conftest import ROOT
+from project import ROOT
 
 import localllm
 from localllm import builtin_model

@@ -1,7 +1,7 @@
 """Real models, as users run them: python scripts/real_models.py brings them, scripts/test --real runs this.
 
-tests/real.json has what exact arithmetic makes of them (scripts/record/record_real.py). Greedy texts may part from it
-where two tokens are as good as equally likely, and there alone.
+tests/goldens/real.json has what exact arithmetic makes of them (scripts/record/record_real.py). Greedy texts may part
+from it where two tokens are as good as equally likely, and there alone.
 """
 
 import json
@@ -10,11 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import takewhile, zip_longest
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from project import GOLDENS, ROOT, SUPPORT
 
 import localllm
 
@@ -25,7 +24,7 @@ from json_tasks import is_right, read_json_tasks
 
 pytestmark = pytest.mark.real
 
-RECORDED = json.loads((Path(__file__).parent / "real.json").read_text("utf-8"))
+RECORDED = json.loads((GOLDENS / "real.json").read_text("utf-8"))
 MODELS = [*RECORDED]
 TORN = 0.02  # logits: of two tokens that near, rounding decides which is the more likely one
 WEATHER = {
@@ -88,7 +87,7 @@ def test_perplexity_is_that_of_exact_arithmetic(real_model, name):
     """Nearer than llama.cpp's own."""
     recorded = RECORDED[name]
     words = ["--chunks", recorded["chunks"], "-c", recorded["context"], "--json"]
-    found = json.loads(run("perplexity", real_model(name), ROOT / "tests" / "prose.txt", *words))["perplexity"]
+    found = json.loads(run("perplexity", real_model(name), SUPPORT / "prose.txt", *words))["perplexity"]
     exact, theirs = recorded["perplexity"]["exact"], recorded["perplexity"]["llama.cpp"]
     assert abs(found / exact - 1) < max(2e-4, min(1e-3, abs(theirs / exact - 1)))
 

@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import ROOT
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from served import Served, prompt_of_latest, scripted, serving
-from test_calls import QWEN
-from test_serve_agents import call
 from tiny_model import write_tiny_model
+
+from tests.unit.generation.tools.test_tool_grammar import QWEN
+from tests.unit.server.test_agent_forms import call
 
 PATH = {"type": "string", "description": "Absolute path"}
 SCHEMA = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False}

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 import pytest
 from served import Served, scripted, serving
-from test_serve import SCRIPT, until
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.server.guard import Rules, normalize_origin
 from localllm.server.http import Limits, nesting_depth, parse_json
 from localllm.server.listener import HEAD_BYTES, IdleTimeoutProtocol
+from tests.integration.test_serve import SCRIPT, until
 
 ASKED = {"messages": [{"role": "user", "content": "hello"}]}
 KEY = "correct horse battery"

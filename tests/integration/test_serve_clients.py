@@ -4,10 +4,11 @@ import json
 
 import pytest
 from served import Served, scripted, serving
-from test_calls import QWEN
-from test_serve import GUIDE
-from test_serve_tools import CALLED, OTHER, ROME, TOOLS
 from tiny_model import write_tiny_model
+
+from tests.integration.test_serve import GUIDE
+from tests.integration.test_serve_tools import CALLED, OTHER, ROME, TOOLS
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
 anthropic = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")

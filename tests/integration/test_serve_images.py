@@ -13,7 +13,6 @@ from models import write
 from models.projectors import projector, seeing, write_projector
 from PIL import Image
 from served import Served, scripted, serving
-from test_pictures import picture
 from tiny_model import write_tiny_model
 
 from localllm import api
@@ -25,6 +24,7 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.server.http import Limits
 from localllm.services.remote.http import Endpoint
 from localllm.services.remote.model import RemoteModel
+from tests.unit.engine.test_vision_encoder import picture
 
 FAMILIES = "gemma3", "idefics3", "llava"
 GREEDY = {"temperature": 0, "max_tokens": 10}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from served import Scripted, scripted, serving
 
 from localllm.server.guard import Rules

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from served import Reply, Served, scripted, serving
-from test_calls import QWEN
 from tiny_model import write_tiny_model
+
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 THINKING = QWEN + "{# <think> </think> #}"
 SCRIPT = {"all": '<think>Hm</think>So\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "short": "ab"}

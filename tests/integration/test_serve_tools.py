@@ -5,9 +5,10 @@ import json
 import pytest
 import tiny_model
 from served import Served, scripted, serving
-from test_calls import QWEN
-from test_serve import GUIDE
 from tiny_model import write_tiny_model
+
+from tests.integration.test_serve import GUIDE
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 CALLED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from tiny_model import write_tiny_model
 
 import localllm

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT, SUPPORT
 
 from localllm.engine.memory.reserved import Reserved
 from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
@@ -28,7 +28,7 @@ MAY_CALL = {"exp", "expf", "log", "logf", "log1pf", "sin", "cos", "sincos", "__s
 def assembly(triple: str, cpu: tuple[str, str], *kernels: str) -> str:
     """What the kernels become for that CPU."""
     environment = os.environ | {"NUMBA_CPU_NAME": cpu[0], "NUMBA_CPU_FEATURES": cpu[1], "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, str(ROOT / "tests" / "cross_assembly.py"), triple, *kernels]
+    program = [sys.executable, str(SUPPORT / "cross_assembly.py"), triple, *kernels]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

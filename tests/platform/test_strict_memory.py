@@ -5,16 +5,16 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT, SUPPORT
 
 CASES = [
-    "tests/test_page_table.py::test_whatever_sequences_do_each_finds_its_tokens",
-    "tests/test_windows.py",
-    "tests/test_shift.py::test_lost_windows",
-    "tests/test_forks.py",
-    "tests/test_texts.py::test_the_cpu[bert]",
-    "tests/test_images.py::test_run[gemma3]",
-    "tests/test_goldens.py::test_architectures[vectors-gemma3]",
+    "tests/unit/engine/memory/test_page_table.py::test_whatever_sequences_do_each_finds_its_tokens",
+    "tests/unit/engine/memory/test_sliding_windows.py",
+    "tests/unit/engine/test_rope_shift.py::test_lost_windows",
+    "tests/unit/engine/test_forks.py",
+    "tests/goldens/test_encoders.py::test_the_cpu[bert]",
+    "tests/integration/test_images.py::test_run[gemma3]",
+    "tests/goldens/test_logits.py::test_architectures[vectors-gemma3]",
 ]
 TOUCH = """
 import strict_memory
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 @pytest.mark.slow
 def test_all_that_is_touched_was_asked_for():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "strict_memory", "-p", "no:cacheprovider", *CASES]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -48,5 +48,5 @@ def test_all_that_is_touched_was_asked_for():
 )
 def test_it_is_strict(use: str, said: str):
     program = [sys.executable, "-c", TOUCH.replace("USE", use)]
-    done = subprocess.run(program, cwd=ROOT / "tests", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(program, cwd=SUPPORT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode == 0) == (said, bool(said)), done.stderr

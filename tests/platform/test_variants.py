@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import ROOT
 from selection import again_the_same
 
 import localllm
@@ -31,9 +31,9 @@ CPUS = {"x86-64": BASE, "nehalem": SSE4, "haswell": AVX2, "alderlake": AVX2 + ",
 FORMATS = "F16 or Q4_0 or Q8_0 or Q4_K_M"
 FAMILIES = "llama_moe or gemma2 or deepseek2_lite or qwen35 or mamba2"
 TESTS = {
-    "test_simd.py": "test",
-    "test_variants.py": "whole_model",
-    "test_goldens.py": f"(test_common_formats and ({FORMATS})) or (test_architectures and ({FAMILIES}))",
+    "unit/kernels/simd/test_simd.py": "test",
+    "platform/test_variants.py": "whole_model",
+    "goldens/test_logits.py": f"(test_common_formats and ({FORMATS})) or (test_architectures and ({FAMILIES}))",
 }
 
 needs_x86 = pytest.mark.skipif("sse2" not in this_lane().features, reason="needs an x86-64")
@@ -58,7 +58,7 @@ def test_another_cpu(cpu, file):
     """With AVX-VNNI, AVX2, SSE4, and with what every x86-64 has: the vocabulary of vectors, a model, and
     llama.cpp's logits.
 
-    Kernels one by one: test_lanes.py.
+    Kernels one by one: tests/unit/kernels/test_lanes.py.
     """
     if not {feature.strip("+") for feature in CPUS[cpu].split(",")} <= this_lane().features:
         pytest.skip(f"this CPU is no {cpu}")

@@ -1,4 +1,6 @@
-"""A program that abandons answers and lets Python collect garbage at the worst moments. Run by test_abandoned.py.
+"""A program that abandons answers and lets Python collect garbage at the worst moments.
+
+Run by tests/integration/test_abandoned_answers.py.
 
     python abandoned_answers.py SCENARIO MOMENT [ENCODER]
 

@@ -1,4 +1,4 @@
-"""What a config.json of tests/checkpoints.json says otherwise, and what of it becomes metadata.
+"""What a config.json of tests/goldens/checkpoints.json says otherwise, and what of it becomes metadata.
 
 config_changes.json has by variant, and by the place of a value in its config.json ("rope_parameters.rope_theta"), pairs
 of another value (null: none) and what it changes: by llama.cpp's converter (November 2026, which asks transformers 5.23
@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from project import GOLDENS
+
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
 from localllm.errors import ModelError
 
-PATH = Path(__file__).with_suffix(".json")
+PATH = GOLDENS / "config_changes.json"
 
 
 def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:

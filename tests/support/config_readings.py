@@ -1,4 +1,4 @@
-"""What a family reads of a config.json of tests/checkpoints.json in which one value is another one."""
+"""What a family reads of a config.json of tests/goldens/checkpoints.json in which one value is another one."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 
 from checkpoint import spelled_out
 from config_changes import with_value
+from project import GOLDENS
 from readings import MANY, rounded
 
 from localllm.convert.config import Config
@@ -18,8 +19,8 @@ from localllm.convert.folder import packed
 from localllm.convert.places import places
 from localllm.errors import ModelError
 
-PATH = Path(__file__).with_name("config_readings.json")
-CHECKPOINTS = json.loads(Path(__file__).with_name("checkpoints.json").read_text(encoding="utf-8"))
+PATH = GOLDENS / "config_readings.json"
+CHECKPOINTS = json.loads((GOLDENS / "checkpoints.json").read_text(encoding="utf-8"))
 
 
 def facts_of(variant: str) -> dict[str, Any]:

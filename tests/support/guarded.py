@@ -3,7 +3,7 @@
     python guarded.py FORMAT TOKENS SHAPE...
 
 Buffers have room for a run of TOKENS tokens and no more, rounded up as kernels' tiles need. A kernel that reads or
-writes one byte too far ends the process. tests/test_guarded.py starts it.
+writes one byte too far ends the process. tests/unit/kernels/test_memory_bounds.py starts it.
 """
 
 import ctypes

@@ -2,7 +2,7 @@
 
     python guarded_texts.py TOKENS
 
-As guarded.py, which see. tests/test_guarded.py starts it.
+As guarded.py, which see. tests/unit/kernels/test_memory_bounds.py starts it.
 """
 
 import sys

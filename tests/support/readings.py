@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY
 from models.declaration import dims_of, fields
 from models.projectors import PROJECTORS, projector
+from project import GOLDENS
 
 from localllm.arch import ARCHITECTURES
 from localllm.arch.metadata import Fields
@@ -18,7 +18,7 @@ from localllm.arch.vision import FAMILIES
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.errors import ModelError
 
-PATH = Path(__file__).with_name("readings.json")
+PATH = GOLDENS / "readings.json"
 MODELS = {**DECLARATIONS, **MASKED, **ENCODERS, **ANSWERING, **PARTLY}
 SEEING = "picture_"  # before the names of projectors
 # The families of all: of projectors by their types.

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global chosen
     chosen, option = config, config.option
     config.addinivalue_line(
-        "markers", "sampled(*parameters, every=3, always=()): runs at each third commit; see tests/selection.py"
+        "markers", "sampled(*parameters, every=3, always=()): runs at each third commit; see tests/support/selection.py"
     )
     config.addinivalue_line("markers", "real: needs real models; runs with --real alone")
     option.commit = (option.commit or head())[:HASH]
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def head() -> str:
     """The commit's hash; zeros outside of git."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     try:
         git = ["git", "-C", root, "rev-parse", "--show-prefix", "HEAD"]
         prefix, commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\n")[:2]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import pexpect
-from conftest import ROOT
+from project import ROOT, SUPPORT
 
 PROGRAM = [sys.executable, "-m", "localllm"]
 PROMPT = "\x1b\\[[0-9;]*m> "  # as the editor draws it
@@ -29,7 +29,7 @@ class Terminal:
     ):
         """environment: variables besides those of this process, or instead of them if alone; timeout: seconds."""
         self.seen = self.drawn = ""
-        known = {} if alone else {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        known = {} if alone else {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(SUPPORT)))}
         known |= {"PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm", **environment}
         self._process = pexpect.spawn(
             program[0],

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from project import GOLDENS, SUPPORT
 from tiny_model import byte_pieces
 
 from localllm.files.gguf.writer import build_header
 
-FOLDER = Path(__file__).parent
-PROSE = (FOLDER / "prose.txt").read_text()
-RECORDED = FOLDER / "goldens" / "tokens.json"
+PROSE = (SUPPORT / "prose.txt").read_text()
+RECORDED = GOLDENS / "tokens.json"
 GIVEN: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 

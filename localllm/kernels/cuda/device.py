@@ -4,8 +4,8 @@ Memory by address, dot products of bytes, and sums over a warp or a block.
 
 As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each word
 has two meanings, the instruction for the card and a twin in Python for Numba's simulator, where an address is one of
-the host's and a lane is a greenlet (tests/simulated.py). A warp of the simulator may be smaller, which makes it faster:
-kernels take its size from WARP.
+the host's and a lane is a greenlet (tests/support/simulated.py). A warp of the simulator may be smaller, which makes it
+faster: kernels take its size from WARP.
 """
 
 import ctypes
@@ -170,7 +170,7 @@ if SIMULATED:
 
     def warp_exchange(value):
         """Compute what all lanes of this one's warp say, in their order. All of them have to be here."""
-        return RunningKernel().warp_exchange(value)  # a word that tests/simulated.py adds
+        return RunningKernel().warp_exchange(value)  # a word that tests/support/simulated.py adds
 
     def from_lane_xor(x, mask):
         """Return the float32 x of the lane whose number differs in these bits."""

@@ -12,7 +12,7 @@ import numpy as np
 from .declaration import Model
 from .numbers import Numbers
 
-FOLDER = Path(__file__).parents[1] / "goldens"
+FOLDER = Path(__file__).parents[2] / "goldens"
 OF_IMAGES = 8196  # Chameleon's tokens up to here, nearly all: llama.cpp leaves them out of the first row only
 PROMPT, STEPS = 48, 16  # tokens in one batch; greedy tokens behind them, one by one
 LONG = {"deepseek4": 150}  # prompts of models that see blocks of 128 tokens

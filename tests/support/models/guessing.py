@@ -11,7 +11,7 @@ from .golden import PROMPT
 from .numbers import Numbers
 
 GUESSES = (
-    Path(__file__).parents[1] / "goldens" / "guesses.npz"
+    Path(__file__).parents[2] / "goldens" / "guesses.npz"
 )  # by name, float32 [PROMPT, logits kept]; by "name digest"
 OWN = ["glm4moe", "hy_v3", "cohere2moe"]
 # Heads in files of their own (EAGLE-3): dimensions of the model, and what the head has.

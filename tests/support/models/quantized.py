@@ -14,7 +14,7 @@ from localllm.quant.layouts import floats_at
 from .declaration import Model
 from .numbers import Numbers
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "measure"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "measure"))
 from synthetic_blocks import mend_codes, set_scales
 
 PURE = [

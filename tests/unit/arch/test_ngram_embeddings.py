@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from engines import FAITHFUL, open_engine
 from models import model, write
-from test_goldens import nmse
 
 from localllm.engine.engine import Engine
 from localllm.errors import ModelError
+from tests.goldens.test_logits import nmse
 
 
 @pytest.fixture(scope="module", params=["cpu", "reference"])

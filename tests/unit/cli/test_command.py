@@ -16,10 +16,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
-from conftest import ROOT
+from project import ROOT
 from terminal import Terminal
-from test_cli import posix
-from test_embed import with_words
 
 import localllm
 from localllm.cli import compat as llama_names
@@ -38,6 +36,8 @@ from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.cli.terminal.escapes import unescaped
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
+from tests.integration.test_cli import posix
+from tests.unit.generation.embedding.test_embedder import with_words
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import COMING, FILE, coming_from, document

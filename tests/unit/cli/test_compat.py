@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from test_command_line import parsed
 
 import localllm
 from localllm.cli.commands.completion import possible
@@ -24,6 +23,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.services.catalogue import normalize_name
 from localllm.services.hub import describe_failure
 from localllm.services.records import Prompts, Record
+from tests.unit.cli.test_command import parsed
 
 SHORT = ("-n", "3", "--temp", "0")
 PROMPT = ("-p", "Hi")

@@ -5,8 +5,8 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-import conftest
 import numpy as np
+import project
 import pytest
 from invoked import Opened, Told, flat, invoke, told_by
 
@@ -123,7 +123,7 @@ def test_what_an_answer_must_look_like(line: str, given: Told, tiny: str, monkey
 
 def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_path):
     """What run tells who writes the receipt: nothing that it has read is replaced."""
-    other = conftest.__file__
+    other = project.__file__
     prepared = told_by(
         (run, "prepared"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
     )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 

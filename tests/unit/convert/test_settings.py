@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 from checkpoint import write_checkpoint, write_json
-from test_convert_families import VARIANTS, written
 
 from localllm.convert import open_folder
+from tests.unit.convert.families.test_families import VARIANTS, written
 
 ADVICE = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
           "xtc_probability": 0.5, "xtc_threshold": 0.1, "penalty_last_n": 64, "mirostat": 2, "mirostat_tau": 5,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_recorded import tensor
 
 from localllm import api, arch, builtin_model
 from localllm.api import Model
@@ -47,6 +46,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.kernels.arguments import PAGE
 from localllm.system import memory as system_memory
 from localllm.system import processes
+from tests.unit.engine.trace.test_recorder import tensor
 
 NO_DRIVER = "the CPU computes: no NVIDIA driver found"
 

@@ -16,7 +16,6 @@ from models.golden import kept
 from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head
 from models.guessing import head as head_for
 from step_costs import Free
-from test_reuse import TakenLock
 
 from localllm import api
 from localllm.arch import architecture
@@ -38,6 +37,7 @@ from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
 from localllm.kernels.reference_cache import Remembered
+from tests.unit.generation.test_prefix_match import TakenLock
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own
 NAMES = [*OWN, *MADE, *HEADS]

@@ -6,7 +6,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
-from test_reuse import TakenLock
 
 from localllm.engine import engine as engine_module
 from localllm.engine.cpu.backend import CpuBackend
@@ -21,6 +20,7 @@ from localllm.engine.runs import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.arguments import PAGE
+from tests.unit.generation.test_prefix_match import TakenLock
 
 KNOWN = 20  # a store goes back to multiples of it, or stays where it is
 

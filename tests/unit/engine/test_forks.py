@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import complaints
+from project import complaints
 from selection import everything
 
 PROGRAM = """

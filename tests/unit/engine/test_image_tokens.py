@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from engines import bound, open_engine
 from models import model, write
-from test_goldens import nmse
 
 from localllm.engine.engine import batches
 from localllm.engine.image_tokens import (
@@ -26,6 +25,7 @@ from localllm.engine.image_tokens import (
 )
 from localllm.engine.runs import Runs
 from localllm.errors import UsageError
+from tests.goldens.test_logits import nmse
 
 SCALED = {"gemma3": 8.0}  # by the root of its width
 NAMES = "llama", "gemma3", "qwen2vl", "qwen3vl", "lfm2"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from engines import FAITHFUL, SingleEngine
-from test_goldens import nmse, opened
+
+from tests.goldens.test_logits import nmse, opened
 
 NAMES = [
     "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "kimi_linear", "kimi_k3", "minimax_01", "plamo2", "gemma3n_shared",

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_recorded import x
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Latent, Paged, Recurrent
@@ -24,6 +23,7 @@ from localllm.engine.runs import Runs
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ALL_IN_TILES
+from tests.unit.engine.trace.test_recorder import x
 
 
 @pytest.mark.parametrize(("precise", "most"), [(True, 128), (False, 1)])

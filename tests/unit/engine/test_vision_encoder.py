@@ -12,8 +12,6 @@ from engines import bound
 from models.golden import FOLDER
 from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
-from test_goldens import nmse
-from test_reuse import TakenLock
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.vision.anyres import Anyres, arranged
@@ -30,6 +28,8 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.page_release import map_of, release_pages
 from localllm.kernels.reference_cache import Remembered
+from tests.goldens.test_logits import nmse
+from tests.unit.generation.test_prefix_match import TakenLock
 
 SIZES = (131, 90), (33, 200)
 

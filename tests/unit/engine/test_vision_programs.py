@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_recorded import tensor, w
-from test_reuse import TakenLock
 
 from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
@@ -14,6 +12,8 @@ from localllm.engine import vision_encoder as pictures
 from localllm.engine.clip_encoder import ClipEncoder, rows_of
 from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_part, trace_parts
 from localllm.errors import ModelError
+from tests.unit.engine.trace.test_recorder import tensor, w
+from tests.unit.generation.test_prefix_match import TakenLock
 
 H = SimpleNamespace(
     path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, columns=20, most_grid=(2, 3), row_width=5,

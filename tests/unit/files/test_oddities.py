@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from strangers import GONE, Wrong
-from test_strangers import ALL, PIECES, TYPES, L, T, sentence_piece, with_item
-from test_strangers import arguments as usual_arguments
 from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 
 import localllm
@@ -19,6 +17,8 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.oddities import MOST, Oddities
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import read_vocabulary
+from tests.fuzz.test_malformed_models import ALL, PIECES, TYPES, L, T, sentence_piece, with_item
+from tests.fuzz.test_malformed_models import arguments as usual_arguments
 
 ODD = "localllm: warning: the file has irregularities that do not change its meaning: "
 IDS = ("bos", "eos", "unknown", "padding", "separator", "seperator", "mask", "cls", "eot", "eom",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from system_calls import SAFE, SystemCalls
 
 from localllm.errors import LocalllmError, UsageError

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from served import Served, prompt_of_latest, scripted, serving
-from test_calls import QWEN
-from test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
 from tiny_model import write_tiny_model
 
 from localllm import api
@@ -14,6 +12,8 @@ from localllm.errors import UsageError
 from localllm.generation.chat_format import begun_answer
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import FORMATS, Tags
+from tests.unit.generation.tools.test_tool_grammar import QWEN
+from tests.unit.text.test_message_order import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -13,7 +13,6 @@ from models import MASKED, model, write
 from models.encoders import RowsGolden
 from models.golden import kept, prompt
 from models.vocabulary import vocabulary
-from test_goldens import nmse
 
 from localllm.cli.options.diffusion import Diffusion, fill
 from localllm.cli.terminal.output import ProgressLine
@@ -36,6 +35,7 @@ from localllm.generation.diffusion import (
     probabilities,
     require_room,
 )
+from tests.goldens.test_logits import nmse
 
 MASK, VOCAB = 9, 10
 

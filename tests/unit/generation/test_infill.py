@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from strangers import Wrong
-from test_tokenizer import NORMAL, byte_level
 
 import localllm
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
 from localllm.text.infill_tokens import InfillTokens
 from localllm.text.tokenizer import Tokenizer
+from tests.unit.text.test_tokenizer import NORMAL, byte_level
 
 QWEN = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>"]
 PRE, MID, SUF, REPO, FILE = range(256, 261)  # in a vocabulary of 256 bytes

@@ -12,7 +12,6 @@ from fake_sequences import FakeSequence, FakeSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_costs import Free
-from test_answers import VOCAB, Letters, table
 
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.memory.prefix_cache import CachedPrefix
@@ -29,6 +28,7 @@ from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.sequence_sources import BatchSource
 from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.arguments import PAGE
+from tests.unit.generation.test_beam_search import VOCAB, Letters, table
 
 PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine
 

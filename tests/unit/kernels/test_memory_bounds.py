@@ -3,16 +3,16 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from guarded import BATCHES, FORMATS, SHAPES
+from project import ROOT, SUPPORT
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 
 
-# Of each kind of kernel one format, with some of the batches; `python tests/guarded.py F16 5 0 1 2` does the same for
-# others and some shapes.
+# Of each kind of kernel one format, with some of the batches; `python tests/support/guarded.py F16 5 0 1 2` does the
+# same for others and some shapes.
 SAMPLED = {"F32": (5, 129), "BF16": (1, 13), "Q8_0": (1, 13), "Q4_K": (1, 5, 129), "Q6_K": (9, 129)}
 
 
@@ -26,9 +26,9 @@ def test_what_is_sampled():
 @pytest.mark.parametrize(("format", "tokens"), [(name, tokens) for name in SAMPLED for tokens in SAMPLED[name]])
 def test_models_of_odd_shapes_between_guards(format, tokens):
     """A crash shows in the exit code; the shape at which it happened is the last that was printed."""
-    program = Path(__file__).parent / "guarded.py"
+    program = SUPPORT / "guarded.py"
     command = [sys.executable, str(program), format, str(tokens), *map(str, range(len(SHAPES)))]
-    environment = os.environ | {"PYTHONPATH": str(program.parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, f"{format}, after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
 
@@ -39,8 +39,8 @@ def test_models_of_odd_shapes_between_guards(format, tokens):
     ("program", "tokens"), [("recurrent", 1), ("recurrent", 5), ("recurrent", 70), ("texts", 5), ("texts", 70)]
 )
 def test_other_models_between_guards(program, tokens):
-    program = Path(__file__).parent / f"guarded_{program}.py"
-    environment = os.environ | {"PYTHONPATH": str(program.parent.parent)}
+    program = SUPPORT / f"guarded_{program}.py"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(program), str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.stderr[-500:]}"
@@ -48,5 +48,5 @@ def test_other_models_between_guards(program, tokens):
 
 def test_a_read_too_far_is_seen():
     program = "import ctypes, guarded; ctypes.string_at(guarded.guarded(64), 65)"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -11

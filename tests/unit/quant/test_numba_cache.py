@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.quant.cache import cache_folder
 

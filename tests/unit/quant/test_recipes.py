@@ -10,7 +10,7 @@ import json
 import re
 
 import pytest
-from conftest import ROOT
+from project import GOLDENS
 
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import (
@@ -27,7 +27,7 @@ from localllm.quant.recipes import (
     role_of,
 )
 
-CASES = json.loads((ROOT / "tests" / "llama_quantize_plans.json").read_text())
+CASES = json.loads((GOLDENS / "llama_quantize_plans.json").read_text())
 
 
 def shapes(arch="llama", layers=4, width=256, heads=8, kv=2, ff=512, experts=0, tied=False, qkv=False):

@@ -20,11 +20,10 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import ROOT
 from selection import everything
 from system_calls import SystemCalls
 from terminal import Terminal
-from test_cli import posix
 from tiny_model import write_tiny_model
 
 from localllm.cli.commands import quantize as quantize_command
@@ -48,6 +47,7 @@ from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import default_output, open_source, parse_override, run
 from localllm.services import finite_check as finite
+from tests.integration.test_cli import posix
 
 MADE = {
     "general.architecture": "made",

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import confined_python

@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from confined_python import reason_against

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from conftest import ROOT
+from project import ROOT
 
 MOST = 164  # files of a warm run of the built-in model; docs/architecture.md says how many
 

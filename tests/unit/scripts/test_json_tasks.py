@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from json_tasks import JsonTask, is_right, read_json_tasks

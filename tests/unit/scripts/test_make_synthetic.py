@@ -5,8 +5,8 @@ import sys
 import gguf
 import numpy as np
 import pytest
-from conftest import ROOT
 from kernel_calls import dequantized
+from project import ROOT
 
 from localllm.files.gguf.file import GGUFFile
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "tools"))
 import faults as finder
@@ -95,7 +95,7 @@ def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     [mutant, *_] = mutate.placed("scripts/tools/faults.py")
     assert mutate.tests_of(mutant, 10) == []
     [mutant, *_] = mutate.placed("localllm/generation/sampling/history.py")
-    assert "tests/test_sampling_steps.py" in mutate.tests_of(mutant, 10)
+    assert "tests/unit/generation/sampling/test_steps.py" in mutate.tests_of(mutant, 10)
 
 
 def test_the_most_special_tests_come_first(monkeypatch):

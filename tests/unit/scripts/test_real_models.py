@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import real_models

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "tools"))
 import release

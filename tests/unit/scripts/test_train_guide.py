@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import localllm
 

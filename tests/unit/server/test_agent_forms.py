@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from served import Served, prompt_of_latest, scripted, serving
-from test_calls import QWEN
-from test_embed import with_words
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
@@ -16,6 +14,8 @@ from localllm.server import anthropic_blocks
 from localllm.server.fields import Body
 from localllm.server.request_options import parse_keep_alive, parse_sampling, parse_tool_choice
 from localllm.server.response_items import parse_input
+from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT, TEXT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from served import Served, serving
-from test_embed import with_words
-from test_serve import GUIDE
 
 import localllm
+from tests.integration.test_serve import GUIDE
+from tests.unit.generation.embedding.test_embedder import with_words
 
 TEXTS = ["the cat", "a dog and the cat", "words"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from served import Served, serving
-from test_infill import write_fim_model
 
 import localllm
 from localllm.generation.infill import Infill
@@ -16,6 +15,7 @@ from localllm.server.fields import Body
 from localllm.server.infill import Ending, Middle, parse_ending, parse_request, take_likeliest
 from localllm.server.openai_chat import IGNORED_HEADER
 from localllm.server.response_stream import TokenEvent
+from tests.unit.generation.test_infill import write_fim_model
 
 GAP = {"input_prefix": "hello", "input_suffix": "world"}
 GREEDY = {"n_predict": 6, "temperature": 0}

@@ -14,7 +14,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from served import Served, scripted, serving
-from test_calls import QWEN
-from test_serve_agents import call
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
@@ -16,6 +14,8 @@ from localllm.server.app import PATHS
 from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
 from localllm.server.response_items import parse_input
+from tests.unit.generation.tools.test_tool_grammar import QWEN
+from tests.unit.server.test_agent_forms import call
 
 TEXT_FILE = "data:text/plain;base64," + base64.b64encode("wörds".encode()).decode()
 

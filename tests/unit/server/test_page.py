@@ -10,12 +10,12 @@ from browser import CHROMIUM, tab
 from models import write
 from models.projectors import projector, seeing, write_projector
 from served import Served, scripted, serving
-from test_serve import THINKS, until
 from tiny_model import write_tiny_model
 
 from localllm.server.guard import Rules
 from localllm.server.page import FILE, load_page
 from localllm.services import sessions
+from tests.integration.test_serve import THINKS, until
 
 SOURCE = FILE.read_text(encoding="utf-8")
 SAID = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "HELLO"}]

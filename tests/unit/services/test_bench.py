@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, FakeSequence
 from terminal import Terminal
-from test_cli import ENVIRONMENT, PROGRAM, posix
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
@@ -38,6 +37,7 @@ from localllm.kernels.reference_cache import Remembered
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan
 from localllm.services.token_costs import MatrixCosts
+from tests.integration.test_cli import ENVIRONMENT, PROGRAM, posix
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 COSTS = MatrixCosts(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)

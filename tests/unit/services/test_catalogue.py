@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.arch import ARCHITECTURES
 from localllm.errors import ModelError, UsageError

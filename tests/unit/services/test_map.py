@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, complaints
+from project import ROOT, complaints
 from signals import apart, ctrl_c, keyboard
 from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pexpect
 import pytest
-from conftest import ROOT
 from hub_server import COMMIT, Hub
 from models.projectors import projector, write_projector
+from project import ROOT
 from selection import everything
 from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 from signals import apart, ctrl_c
 from tiny_model import write_tiny_model
 

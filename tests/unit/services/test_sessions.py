@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import example, given
 from hypothesis import strategies as st
+from project import ROOT
 from system_calls import SAFE, SystemCalls
 from wcwidth import wcswidth
 

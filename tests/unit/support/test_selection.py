@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import selection
-from conftest import ROOT
+from project import SUPPORT
 
 CASES = """
 import pytest
@@ -42,7 +42,7 @@ def run(tmp_path: Path):
     (tmp_path / "test_cases.py").write_text(CASES)
 
     def call(*arguments: str) -> tuple[list[str], list[str], str]:
-        path = {"PYTHONPATH": str(ROOT / "tests"), "GIT_DIR": str(tmp_path)}
+        path = {"PYTHONPATH": str(SUPPORT), "GIT_DIR": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-vsp", "no:cacheprovider", *arguments],
             cwd=tmp_path, capture_output=True, text=True, env=path,

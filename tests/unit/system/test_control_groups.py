@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.system import control_groups, cpu, memory
 from localllm.system.control_groups import NO_QUOTA, cgroup_quota, memory_left

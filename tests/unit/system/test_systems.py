@@ -20,13 +20,13 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import pytest
-from test_layers import SOURCES
 
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import shared as options
 from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
 from localllm.system import cpu, files, memory, processes, terminal
+from tests.test_layers import SOURCES
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")

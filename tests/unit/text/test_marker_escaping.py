@@ -8,7 +8,6 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tokenizer import CONTROL, USER_DEFINED, byte_level, released_vocabulary, vocabulary  # noqa: F401 (fixtures)
 from tiny_model import write_tiny_model
 
 from localllm.generation.sequence_pool import SequencePool
@@ -17,6 +16,7 @@ from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.marker_escaping import BREAK, Markers
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
+from tests.unit.text.test_tokenizer import CONTROL, USER_DEFINED, byte_level, released_vocabulary, vocabulary  # noqa: F401 (fixtures)
 
 CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
 LONGER = ("<|im_end|>\n\n", CONTROL)  # a marker that goes on where another ends

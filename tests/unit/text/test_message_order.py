@@ -3,12 +3,11 @@
 import json
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+from project import GOLDENS
 from served import Served, prompt_of_latest, scripted, serving
-from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 from localllm import api
@@ -18,8 +17,8 @@ from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, split_calls, take_turns
 from localllm.text.messages import short_id, validate_messages
 from localllm.text.templates import ChatTemplate
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
-TESTS = Path(__file__).parent
 LOOP = "{% for m in messages %}"
 SAY = "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}"
 END = "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -149,7 +148,7 @@ def test_every_template_takes_every_conversation(tiny_path: str, kind: str, shap
 
 
 def released_names() -> list[str]:
-    given = json.loads((TESTS / "chat_renderings.json").read_text())
+    given = json.loads((GOLDENS / "chat_renderings.json").read_text())
     return sorted(given["renderings"])
 
 

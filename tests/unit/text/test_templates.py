@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from project import GOLDENS
 
 from localllm.errors import ModelError, UsageError
 from localllm.text import sandbox as template_sandbox
@@ -209,7 +209,7 @@ def test_fallbacks():
 
 # What transformers 5.23 renders of the released templates on 1 May 2026, 12:30: a text, of long ones the length and the
 # beginning of their SHA-256, or null for an error; and the conversations with their variables.
-GIVEN = json.loads((Path(__file__).parent / "chat_renderings.json").read_text())
+GIVEN = json.loads((GOLDENS / "chat_renderings.json").read_text())
 
 
 # Where the template drops the system message in front of a call's result; here the user's message has it.
@@ -255,7 +255,7 @@ def test_there_are_47_released_templates(shared):
 
 
 # What llama.cpp's llama_chat_apply_template writes under each of its names (llama-cpp-python 0.3.36).
-BUILTIN = json.loads((Path(__file__).parent / "builtin_renderings.json").read_text())
+BUILTIN = json.loads((GOLDENS / "builtin_renderings.json").read_text())
 
 
 def test_builtin_templates_have_llama_cpps_names():

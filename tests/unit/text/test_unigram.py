@@ -9,12 +9,12 @@ import base64
 import json
 import struct
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from project import GOLDENS
 from tokenizers import Tokenizer as Oracle
 from tokenizers import models
 
@@ -23,7 +23,7 @@ from localllm.text.precompiled_charsmap import Charsmap
 from localllm.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-GIVEN = json.loads((Path(__file__).parent / "unigram.json").read_text())
+GIVEN = json.loads((GOLDENS / "unigram.json").read_text())
 
 
 def unigram(pieces: list[str], scores: list[float], types: list[int] | None = None, **metadata) -> Tokenizer:

@@ -5,13 +5,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, byte_level, sentence_piece
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
 from localllm.text.tokenizer import _chat_template
 from localllm.text.vocabulary import Vocabulary, note_odd_merges, read_vocabulary
+from tests.unit.text.test_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    byte_level,
+    sentence_piece,
+)
 
 
 def scored(**changes: Any) -> Vocabulary:

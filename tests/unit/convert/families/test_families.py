@@ -18,8 +18,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 from checkpoint import edit_json, random_tensor, spelled_out, write_family, write_json, write_safetensors
+from project import GOLDENS
 from step_costs import Free
-from test_convert import TEXT, refused, write_gguf
 
 import localllm
 from localllm.arch import ARCHITECTURES
@@ -38,8 +38,9 @@ from localllm.generation.speculation import speculator
 from localllm.quant.recipes import find_recipe
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run
+from tests.unit.convert.test_convert import TEXT, refused, write_gguf
 
-VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
+VARIANTS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "checkpoints.json").read_text())
 
 
 # Exponentials, which differ in their last bits; of T5 what is scaled here, and by llama.cpp's converter not.

@@ -1,7 +1,8 @@
 """Projectors out of checkpoints: the tensors that a checkpoint was written from come back, byte for byte.
 
-The checkpoints are written from the projectors whose rows transformers has computed (tests/models/projectors.py), under
-transformers' names, so that what is made of them sees what transformers sees.
+The checkpoints are written from the projectors whose rows transformers has computed
+(tests/support/models/projectors.py), under transformers' names, so that what is made of them sees what transformers
+sees.
 """
 
 import json
@@ -19,8 +20,6 @@ from engines import bound
 from models.projectors import PictureGolden, projector, shown
 from PIL import Image
 from readings import SEEING, rounded
-from test_convert import all_rows
-from test_goldens import nmse
 
 from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert import open_projector
@@ -34,6 +33,8 @@ from localllm.convert.projectors.parts import SeeingConfig, sizes_of
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
+from tests.goldens.test_logits import nmse
+from tests.unit.convert.test_convert import all_rows
 
 Tensors = dict[str, np.ndarray]
 OF_CONFIGS = config_readings.recorded()
@@ -301,7 +302,7 @@ def small_files(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if f"{SEEING}{name}" in OF_CONFIGS])
 def test_what_is_read_of_other_values(tmp_path, name):
-    """As test_readings.py has it of language models."""
+    """As tests/goldens/test_metadata_readings.py has it of language models."""
     folder, config, values = small_files(tmp_path), CHECKPOINTS[name][0], OF_CONFIGS[f"{SEEING}{name}"]
     usual = read_projector(folder, config)
     assert isinstance(usual, dict), usual

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from engines import open_engine
+from project import ROOT
 
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import EVERY, VariantTable

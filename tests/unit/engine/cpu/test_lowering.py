@@ -1,16 +1,14 @@
-"""Operations as steps of the CPU, in rows and in tiles: as tests/test_lowering.py, with tests/steps_cpu.txt.
+"""Operations as steps of the CPU, in rows and in tiles: as lower/test_lowering.py, with tests/goldens/steps_cpu.txt.
 
 Sizes that depend on the lane are fixed here, and so is which float weights are multiplied in 16 bits.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read, written
-from test_recorded import w
+from project import GOLDENS
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.routing import Routing
@@ -36,6 +34,18 @@ from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
 from localllm.kernels.machine import Lane, has_tiles
 from localllm.quant.formats import BY_NAME
+from tests.unit.engine.lower.test_lowering import (
+    INDEX,
+    LATENT,
+    PAGED,
+    WIDE,
+    WINDOW,
+    Told,
+    attending,
+    chosen,
+    read,
+)
+from tests.unit.engine.trace.test_recorder import w
 
 WORDS = {"BF16": AsWords("round_bf16", 2, 2, 0), "F16": AsWords("quantize_words", 16, 32, 4)}
 
@@ -120,7 +130,7 @@ CASES: dict[str, Any] = {
     "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
     "choose blocks": (chosen, [PAGED, INDEX]),
 }  # fmt: skip
-FILE = Path(__file__).with_name("steps_cpu.txt")
+FILE = GOLDENS / "steps_cpu.txt"
 
 
 def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", keeps: bool = True) -> list[str]:
@@ -216,7 +226,3 @@ def test_where_the_number_of_few_rows_is():
 def test_formats_that_no_kernel_knows():
     with pytest.raises(UnsupportedError, match="tensor w: format I8 is not supported"):
         target_of(False).matrix(weight("I8", 2, 4))
-
-
-if __name__ == "__main__":
-    written(FILE, said())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from project import ROOT, SUPPORT
 
 from localllm.engine.cpu.threads import KERNEL, Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
@@ -338,12 +339,14 @@ def test_threads_end_when_asked_to_asleep_or_awake():
 
 
 def test_a_forgotten_engine_does_not_hold_up_the_end_of_the_program():
-    program = "from test_threads import *; counting = Counting(3, 9); counting.run(); print('end')"
+    program = (
+        "from tests.unit.engine.cpu.test_threads import *; counting = Counting(3, 9); counting.run(); print('end')"
+    )
     assert run_python(program, PYTHONPATH=python_path()).stdout.strip() == "end"
 
 
 def python_path() -> str:
-    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+    folders = [str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH")]
     return os.pathsep.join(filter(None, folders))
 
 

@@ -1,15 +1,12 @@
-"""Operations as steps of a card, for one token, for a few and for many: as tests/test_lowering.py, with
-tests/steps_cuda.txt. No card is needed."""
+"""Operations as steps of a card, for one token, for a few and for many: as lower/test_lowering.py, with
+tests/goldens/steps_cuda.txt. No card is needed."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read, written
-from test_lowering_cpu import of_experts, product, weight
-from test_recorded import w
+from project import GOLDENS
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Latent, Paged
@@ -29,6 +26,19 @@ from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import MOST_EXPERTS
+from tests.unit.engine.cpu.test_lowering import of_experts, product, weight
+from tests.unit.engine.lower.test_lowering import (
+    INDEX,
+    LATENT,
+    PAGED,
+    WIDE,
+    WINDOW,
+    Told,
+    attending,
+    chosen,
+    read,
+)
+from tests.unit.engine.trace.test_recorder import w
 
 SIZES = {"one": (1, 1), "eight": (8, 2), "sixteen": (16, 9), "many": (32, 9)}
 LONG, SPARSE = Paged(0, 2, 288, 32), Latent(0, 16, 16, period=2)
@@ -87,7 +97,7 @@ CASES: dict[str, Any] = {
     "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
     "choose blocks": (chosen, [PAGED, INDEX], "f16"),
 }  # fmt: skip
-FILE = Path(__file__).with_name("steps_cuda.txt")
+FILE = GOLDENS / "steps_cuda.txt"
 
 
 def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
@@ -174,7 +184,3 @@ def test_arguments_as_64_bits():
     found = [encoded(value, lambda array: place[id(array)], 1000) for value in
              (buffer, empty, BufferSlice(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
     assert found == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]
-
-
-if __name__ == "__main__":
-    written(FILE, said())

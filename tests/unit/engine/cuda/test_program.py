@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from simulated import SimulatedCard
-from test_recorded import tensor
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Latent, Paged, Recurrent
@@ -41,6 +40,7 @@ from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import CHOOSING, parameters
 from localllm.quant.formats import BY_NAME
+from tests.unit.engine.trace.test_recorder import tensor
 
 
 class Somewhere(NullPlacement):

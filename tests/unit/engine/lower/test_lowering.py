@@ -1,7 +1,6 @@
 """Operations as steps: what kernels are given of each verb, where numbers and buffers are, what is read and written.
 
-tests/steps.txt has them, as they were looked through; `python tests/test_lowering.py` writes it anew, to be looked
-through.
+tests/goldens/steps.txt has them, reviewed; scripts/record/record_steps.py writes it anew, for another review.
 """
 
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_recorded import LATENT, ROPE, tensor, w
+from project import GOLDENS
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Latent, Paged, Recurrent
@@ -32,6 +31,7 @@ from localllm.engine.operations.linear import AddSquares
 from localllm.engine.run import Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels.arguments import PAGE
+from tests.unit.engine.trace.test_recorder import LATENT, ROPE, tensor, w
 
 
 def attend(steps: Steps, operation: Attend, target: object) -> None:
@@ -220,7 +220,7 @@ CASES = {
     "wkv6": (of_heads("wkv6", 8, 8, 40, 8, w(2, 4)), [SCANNED]),
     "wkv7": (of_heads("wkv7", 8, 8, 8, 40, 8, 8), [SCANNED]),
 }
-FILE = Path(__file__).with_name("steps.txt")
+FILE = GOLDENS / "steps.txt"
 
 
 def said() -> dict[str, list[str]]:
@@ -292,7 +292,3 @@ def test_what_comes_from_another_target_and_goes_to_one():
     *_, out = lower_operations(builder.operations, TARGET, places).all
     given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
     assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})
-
-
-if __name__ == "__main__":
-    written(FILE, said())

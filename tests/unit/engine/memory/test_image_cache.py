@@ -11,7 +11,6 @@ import pytest
 from models import write
 from models.projectors import projector, seeing, write_projector
 from pooled import beginning_with
-from test_pictures import picture
 
 import localllm
 from localllm import images
@@ -30,6 +29,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.vision import image_encoder as eye
 from localllm.generation.vision.image_encoder import ImageEncoder
+from tests.unit.engine.test_vision_encoder import picture
 
 GREEDY = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
 ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (320, 480)), (3, (640, 480))))

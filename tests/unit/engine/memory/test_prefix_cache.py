@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from fake_engine import FakeEngine
 from models import DECLARATIONS
 from pooled import beginning_with
+from project import ROOT
 from signals import apart, ctrl_c
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model

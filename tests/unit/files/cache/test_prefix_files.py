@@ -9,7 +9,6 @@ from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
-from test_reuse import TakenLock
 
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.engine.memory import prefix_cache as prefixes
@@ -19,6 +18,7 @@ from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import MOMENT, PrefixAbout
+from tests.unit.generation.test_prefix_match import TakenLock
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.prefault import content_of, populate

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from models import write
 from models.projectors import PROJECTORS, projector, seeing, shown, write_projector
-from test_goldens import nmse
 
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.files.gguf.file import GGUFFile
+from tests.goldens.test_logits import nmse
 
 WIDE = {"width": 256, "hidden": 512, "heads": 4, "out": 256}
 SMALL = {"F16": 1e-6, "BF16": 2e-4, "Q8_0": 1e-3, "Q6_K": 3e-3, "Q5_1": 1e-2, "Q4_K_M": 5e-2, "Q4_0": 1e-1}

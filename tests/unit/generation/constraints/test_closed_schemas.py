@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from served import scripted, serving
-from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
@@ -15,6 +14,7 @@ from localllm.generation.constraints.closed_schemas import closed
 from localllm.generation.constraints.constraint import fits
 from localllm.generation.constraints.schemas import exact
 from localllm.generation.tools.tool_grammar import Tool
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from fake_engine import FakeEngine, saying
+from project import ROOT
 from tiny_model import write_tiny_model
 
 import localllm

@@ -7,11 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from served import scripted, serving
-from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 import localllm
 from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 DEEP = {

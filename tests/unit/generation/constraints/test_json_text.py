@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from served import Served, scripted, serving
-from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 import localllm
@@ -15,6 +14,7 @@ from localllm.generation.arguments import gather_options
 from localllm.generation.constraints.constraint import Constraint, matcher_of
 from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.request import Request
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 VALUE = {"a b": [1, -2.5e3, {"c": '\\ " \n\t [ {  '}, None, True, "", []], 'd\\": 1': {"e": {}}, "ü  ö": "  \\\\"}
 PLACE = {

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
-from test_closed_schemas import takes
 
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.tools.tool_call_format import GENERIC
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
+from tests.unit.generation.constraints.test_closed_schemas import takes
 
 LONG = 10**30
 STRING = {"type": "string"}

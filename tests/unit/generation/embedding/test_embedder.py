@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from models import model, write
-from test_wordpiece import PIECES, WORDS, metadata
 
 import localllm
 from localllm import api
@@ -31,6 +30,7 @@ from localllm.quant.cache import cache_folder
 from localllm.services import embed as embed_service
 from localllm.services import rerank as rerank_service
 from localllm.services.records import Record
+from tests.unit.text.test_wordpiece import PIECES, WORDS, metadata
 
 
 @pytest.fixture(scope="module")

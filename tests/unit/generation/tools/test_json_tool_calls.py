@@ -5,12 +5,12 @@ import json
 import pytest
 import tiny_model
 from served import Served, scripted, serving
-from test_calls import QWEN
-from test_serve_tools import calls_in
 
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from tests.integration.test_serve_tools import calls_in
+from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 WEATHER = {
     "type": "object",

@@ -7,11 +7,11 @@ from typing import Any
 import jsonschema
 import pytest
 import tiny_model
-from test_calls import CODER, LFM2, read
 
 from localllm import api
 from localllm.generation.tools.tool_call_format import ToolCallFormat
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
+from tests.unit.generation.tools.test_tool_grammar import CODER, LFM2, read
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_model
-from conftest import ROOT
+from project import GOLDENS, ROOT
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
@@ -59,7 +59,7 @@ TIME = Tool("time.now", "What time it is", {"type": "object", "properties": {"zo
 WITHOUT = {"Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B", "MiniMax-M3", "GigaChat3-10B-A1.8B", "muse-glimmer",
            "google-gemma-2-2b-it", "llama-cpp-deepseek-r1", "meetkai-functionary-medium-v3.2"}  # fmt: skip
 SHARED = ROOT.parent / "shared" / "templates"
-NAMES = sorted(json.loads((ROOT / "tests" / "chat_renderings.json").read_text(encoding="utf-8"))["renderings"])
+NAMES = sorted(json.loads((GOLDENS / "chat_renderings.json").read_text(encoding="utf-8"))["renderings"])
 
 
 def format_of(source: str) -> tuple[ChatTemplate, ToolCallFormat]:

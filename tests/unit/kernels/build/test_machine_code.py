@@ -6,7 +6,7 @@ import sys
 
 import llvmlite.binding as llvm
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.errors import LocalllmError
 from localllm.kernels import machine

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm.kernels.cuda import MODULES, build
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
-from test_attention import BLOCKS, NAMES, Header, decoded, encoded
 
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference_cache import hadamard
+from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, NAMES, Header, decoded, encoded
 
 COUNT = 3  # rows; there may be one more
 twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from kernel_calls import at_end_of_page, normal, padded, vector
 from simulated import launch
-from test_recurrent_kernels import Run, in_blocks, in_columns, moved, weight
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.engine.operations.reference import Reference
+from tests.unit.kernels.cpu.recurrent.test_recurrent import Run, in_blocks, in_columns, moved, weight
 
 COUNTS = [3, 1]  # tokens of each sequence
 TOKENS = sum(COUNTS)

@@ -1,10 +1,11 @@
 """Attention of many tokens in Numba's simulator, with warps of 32 lanes, in a process of its own; see
-test_cuda_attention.py, which runs it."""
+tests/unit/kernels/cuda/test_attention.py, which runs it."""
 
 import numpy as np
 import pytest
 from simulated import WARP, launch
-from test_cuda_attention import Shape, content, error, expected, run
+
+from tests.unit.kernels.cuda.test_attention import Shape, content, error, expected, run
 
 assert WARP == 32
 

@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from kernel_calls import dequantized
 from numba import njit, types
+from project import ROOT
 
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.scalar import unpacker
@@ -131,8 +131,8 @@ def test_machine_code_stands_alone():
 
     In a process of its own: what Python has called before in this one was compiled with Numba's runtime.
     """
-    program = "import json, test_blocks; print(json.dumps(test_blocks.undefined_symbols_by_format()))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, check=True)
+    program = f"import json; from {__name__} import *; print(json.dumps(undefined_symbols_by_format()))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
     assert json.loads(done.stdout) == {name: [] for name in UNPACK}
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from test_endpoint import reacting, replying
 
 from localllm.errors import ContextError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
@@ -23,6 +22,7 @@ from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, req
 from localllm.services.remote.http import Endpoint, EndpointError
 from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, success
 from localllm.services.remote.model import RemoteModel, context_of
+from tests.integration.test_endpoint import reacting, replying
 
 OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))
 TOOL = Tool("now", "The time.")

@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from test_remote import answered, model, said
 
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
@@ -14,6 +13,7 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.services.receipts import answers_of, difference, options_of
 from localllm.services.remote import receipts
 from localllm.services.remote.dialect import Form
+from tests.unit.services.remote.test_model import answered, model, said
 
 CHAT = [{"role": "user", "content": "Hi"}]
 OPTIONS = GenerationOptions(7, ("x",), SamplingOptions(temperature=0.5, seed=3))

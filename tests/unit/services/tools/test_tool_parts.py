@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_tools import ALL, home, perform
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_call import ToolCall
@@ -22,6 +21,7 @@ from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
 from localllm.services.tools.folders import Folders
 from localllm.services.tools.offers import toolbox
 from localllm.services.tools.transcript import ToolTranscript, require_transcript
+from tests.unit.services.tools.test_tools import ALL, home, perform
 
 __all__ = ["home"]  # a fixture
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import SUPPORT
 from terminal import Terminal
 from tiny_model import write_tiny_model
 from tool_talker import QWEN
@@ -26,7 +26,7 @@ from localllm.services.tools.commands import run_command
 from localllm.services.tools.folders import Folders
 from localllm.services.tools.offers import toolbox
 
-PROGRAM = [sys.executable, str(ROOT / "tests" / "tool_talker.py")]
+PROGRAM = [sys.executable, str(SUPPORT / "tool_talker.py")]
 MISSING = ctypes.FormatError(2) if sys.platform == "win32" else "No such file or directory"
 MakesLink = Callable[[Path, Path], None]
 ALL = ["read_file", "list", "search", "run"]
@@ -174,7 +174,7 @@ def mcp_file(folder: Path, **servers: object) -> str:
     return str(path)
 
 
-CALCULATOR = {"command": "${env:PYTHON_HERE}", "args": [str(ROOT / "tests" / "mcp_calculator.py")], "env": {"A": "b"}}
+CALCULATOR = {"command": "${env:PYTHON_HERE}", "args": [str(SUPPORT / "mcp_calculator.py")], "env": {"A": "b"}}
 
 
 @pytest.mark.slow(4)

@@ -2,7 +2,7 @@
 
 The rest of the lane is the same code: unpacking, panels, blocking, sums, edges, and how the engine makes use of it. To
 compile all of it takes a minute or two, so most of it seldom has its turn. Who has changed something:
-scripts/test --all tests/test_amx.py.
+scripts/test --all tests/unit/kernels/cpu/amx/test_amx.py.
 """
 
 import os
@@ -15,10 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import test_attention
-import test_experts
-import test_goldens
-from conftest import ROOT
 from kernel_calls import (
     GUARD,
     Scratch,
@@ -32,11 +28,8 @@ from kernel_calls import (
     wanted,
     written,
 )
+from project import ROOT, SUPPORT
 from selection import everything
-from test_experts import CHOICES, Plan
-from test_kernels import FORMATS as LINEAR_FORMATS
-from test_kernels import product_error, random_matrix
-from test_variants import needs_x86, run_as
 
 from localllm.engine import run as engine_run
 from localllm.engine.cpu import lowering as engine_cpu
@@ -51,6 +44,13 @@ from localllm.kernels.build.library import Library
 from localllm.kernels.formats import as_groups
 from localllm.kernels.machine import Lane, this_lane
 from localllm.quant.formats import BY_NAME
+from tests.goldens import test_logits as test_goldens
+from tests.platform.test_variants import needs_x86, run_as
+from tests.unit.kernels.cpu.attention import test_attend as test_attention
+from tests.unit.kernels.cpu.matmul import test_experts
+from tests.unit.kernels.cpu.matmul.test_experts import CHOICES, Plan
+from tests.unit.kernels.cpu.test_kernels import FORMATS as LINEAR_FORMATS
+from tests.unit.kernels.cpu.test_kernels import product_error, random_matrix
 
 at_length = pytest.mark.sampled(every=24)
 ALL = 1 << 20  # tokens, in both planes
@@ -384,7 +384,7 @@ def instructions(tmp_path_factory) -> Path:
     if "amx-tile" in this_lane().features:
         pytest.skip("this CPU has the instructions: the other tests here run them")
     library = tmp_path_factory.mktemp("amx") / "instructions.so"
-    source = Path(__file__).with_name("amx_instructions.c")
+    source = SUPPORT / "amx_instructions.c"
     subprocess.run([compiler, "-O2", "-march=native", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
     return library
 

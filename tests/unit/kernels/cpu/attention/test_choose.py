@@ -7,7 +7,6 @@ import pytest
 from kernel_calls import Scratch, caller, count, for_any_parts
 from models import model, write
 from simulated import launch
-from test_cuda_attention import Cache, FewTokenAttention, Shape, attend_few, content, error, places, run
 
 from localllm.engine.cpu.attention import choose_scratch
 from localllm.engine.engine import Engine
@@ -17,6 +16,16 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
+from tests.unit.kernels.cuda.test_attention import (
+    Cache,
+    FewTokenAttention,
+    Shape,
+    attend_few,
+    content,
+    error,
+    places,
+    run,
+)
 
 CONTEXT = 512
 random = np.random.default_rng(0)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, vector, written
 from simulated import launch
-from test_recurrent_kernels import weight
 
 from localllm.arch.verbs import Hashing
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
+from tests.unit.kernels.cpu.recurrent.test_recurrent import weight
 
 KERNELS = [
     "scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids", "as_column",

@@ -20,8 +20,6 @@ from kernel_calls import (
     pieces,
     written,
 )
-from test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
-from test_kernels import as_written, linear_float, linear_quantized, quantize_words, random_matrix
 
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import swiglu_limited
@@ -36,6 +34,14 @@ from localllm.kernels import cpu
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from localllm.kernels.build.library import Library
 from localllm.kernels.cpu import EXPERT_ROWS
+from tests.unit.arch.families.test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
+from tests.unit.kernels.cpu.test_kernels import (
+    as_written,
+    linear_float,
+    linear_quantized,
+    quantize_words,
+    random_matrix,
+)
 
 ROUTINGS = [
     Routing(8, 2), Routing(8, 8), Routing(1, 1), Routing(60, 4, normalized=False, scale=2.5),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from kernel_calls import caller, normal, padded, vector
 from simulated import launch
-from test_cuda_recurrent import check as check_on_a_card
-from test_recurrent_kernels import Run, check, in_blocks, weight
 
 from localllm.engine.operations.reference import Reference
+from tests.unit.kernels.cpu.recurrent.test_recurrent import Run, check, in_blocks, weight
+from tests.unit.kernels.cuda.test_recurrent import check as check_on_a_card
 
 RULES = ["gated", "first", "delta"]
 

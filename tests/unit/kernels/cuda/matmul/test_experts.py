@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, at_end_of_page, count, normal, output, padded, written
 from simulated import launch
-from test_experts import CHOICES, exact_choice, known_experts
 
 from localllm.arch.routing import Routing
 from localllm.kernels.arguments import EXPERT
+from tests.unit.kernels.cpu.matmul.test_experts import CHOICES, exact_choice, known_experts
 
 ROUTINGS = [
     Routing(8, 2), Routing(5, 5, normalized=False, scale=2.5), Routing(10, 1, sigmoid=True, normalized=False),
