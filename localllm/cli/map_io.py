@@ -50,7 +50,7 @@ class Given(NamedTuple):
     name: str = ""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.records.count if isinstance(self.records, RecordStream) else len(self.records)
 
 
@@ -141,7 +141,8 @@ class Writer:
         is_first = self._columns is None
         if self._columns is None:
             own = [*row] if self._table is None else [*self._table.columns]
-            new = {name: (OUTPUT, name) for name in self._properties} or {OUTPUT: (OUTPUT,)}
+            new: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in self._properties}
+            new = new or {OUTPUT: (OUTPUT,)}
             new |= {PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
             self._columns = {name: (name,) for name in own}
             self._columns |= {free_name(name, {*own}): (*path, "") for name, path in new.items()}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.map_io import read
 from localllm.cli.options import shared as options
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, say, write
@@ -153,6 +152,7 @@ def kind_of(format: str | None, output: str | None) -> str:
 
 def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
     """Read the records to embed. Raises UsageError."""
+    from localllm.cli.map_io import read
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.embed import file_text, files_below
     from localllm.services.records import Record, read_records

@@ -168,7 +168,7 @@ def map(
             a_schema_grammar_or_regex=chosen.constraint is not None,
         )  # fmt: skip
     inputs = tuple(name for name in (path, input, file) if name)
-    if not given.count and place is None:
+    if not given.size and place is None:
         open_part(path)  # a file that is no model is told even if nothing is asked
     is_table = bool(kind_of(output))
     if output and is_table:
@@ -186,9 +186,9 @@ def map(
         else:
             left = records if out is None or redo else unfinished(records, out.records)
             left = sorted_by_length(left, prompts) if shortest_first else left
-        progress = Progress(left, given.count - len(left) if isinstance(left, list) else 0)
+        progress = Progress(left, given.size - len(left) if isinstance(left, list) else 0)
         if progress.before:
-            say(f"localllm: {output} answers {progress.before} of {counted(given.count, 'record')} already")
+            say(f"localllm: {output} answers {progress.before} of {counted(given.size, 'record')} already")
         if output and is_table and out is not None and isinstance(records, list):
             stack.enter_context(writing_table(output, out, table, records, properties))
         if not isinstance(left, list) or left:

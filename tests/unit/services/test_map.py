@@ -436,7 +436,7 @@ CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_record(answers: list[tuple[str, str, str]], constraint: str | None, told: dict[str, Any]):
-    promise = constraint and SimpleNamespace(promise=constraint)
+    promise = constraint and SimpleNamespace(promise=constraint, kind="regex")
     assert result_of(request_of(KEY, *answers, constraint=promise)) == told
 
 
