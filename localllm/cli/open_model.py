@@ -31,7 +31,11 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
     from localllm.api import most_prompt_bytes
 
-    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
+    return (
+        sys.maxsize
+        if on_overflow not in (None, "error", "drop-turns")
+        else most_prompt_bytes(located(model), engine.context)
+    )
 
 
 def unknown() -> int:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
@@ -28,7 +28,7 @@ Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEX
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
 
-def whole_prompt(
+def read_prompt(
     prompts: Sequence[str],
     files: Sequence[str] = (),
     use_stdin: bool = True,
@@ -38,7 +38,7 @@ def whole_prompt(
     ways: str = "-p TEXT, -f FILE or through a pipe",
     prompt_first: bool = False,
     with_names: bool = True,
-) -> str:
+) -> "Given":
     """Join the files of -f, stdin and then the texts of -p with blank lines; "-" names stdin.
 
     The question comes last: so a second one about the same text finds the text in the prefix cache.
@@ -66,10 +66,32 @@ def whole_prompt(
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
         piped = text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding)
         parts.append(with_name(piped, "stdin" if named and piped else ""))
-    text = "\n\n".join(part for part in ([*asked, *parts] if prompt_first else [*parts, *asked]) if part)
-    if not text:
+    given = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, asked)), prompt_first)
+    if not given.text:
         raise UsageError(f"there is no prompt: give one with {ways}")
-    return text
+    return given
+
+
+class Given(NamedTuple):
+    """A prompt.
+
+    Attributes:
+        material: files and stdin.  question: what is asked about them.  prompt_first: whether the question comes first.
+    """
+
+    material: str
+    question: str
+    prompt_first: bool = False
+
+    @property
+    def text(self) -> str:
+        both = (self.question, self.material) if self.prompt_first else (self.material, self.question)
+        return "\n\n".join(filter(None, both))
+
+
+def whole_prompt(*given: Any, **options: Any) -> str:
+    """Return the whole text of a prompt, see read_prompt."""
+    return read_prompt(*given, **options).text
 
 
 def with_name(text: str, name: str) -> str:

@@ -24,7 +24,7 @@ from localllm.cli import main
 from localllm.cli import registry as commands
 from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import rm
-from localllm.cli.commands.run import whole_prompt
+from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.terminal import eta as remaining
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.render import size

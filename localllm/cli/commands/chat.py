@@ -18,7 +18,7 @@ from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.cli.terminal.render import file_stem, stream
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def chat(
     text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
+    if choices.on_overflow in asking.CUTS:
+        raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
     chosen = asking.generation_options(opening.reading(line), choices)
 
     def opened(path: str | None) -> "Model":

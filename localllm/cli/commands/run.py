@@ -20,7 +20,7 @@ from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.infill import InfillGroup
 from localllm.cli.options.infill import encode as encode_infill
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, request, whole_prompt
+from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, read_prompt, request
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import stream
@@ -128,10 +128,15 @@ def run(
     most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
-    text = whole_prompt(
+    given = read_prompt(
         asked_first, file or (), use_stdin, encoding, most_bytes, binary_file,
         prompt_first=prompt_first or raw or infill.is_given, with_names=not (no_names or raw or infill.is_given),
     )  # fmt: skip
+    text, longer = given.text, None
+    if choices.on_overflow in asking.CUTS:
+        from localllm.cli.long_prompt import LongPrompt
+
+        longer = LongPrompt(choices.on_overflow, raw or infill.is_given)
     suffix = infill.text(encoding, most_bytes)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
@@ -172,6 +177,8 @@ def run(
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
+        if longer is not None:
+            text = longer.fitted(opened, given.material, given.question, system, chosen)
         asked, interrupted = images.shown(request(opened, text, system, raw or infill.is_given)), False
         asked = asked if thread is None else thread.with_question(asked)
         continued = asked if suffix is None else encode_infill(opened, text, suffix)
@@ -225,6 +232,8 @@ def run(
         if interrupted:
             raise KeyboardInterrupt
         opening.settle(opened)
+        if longer is not None:
+            longer.finish()
         require_whole(chosen, [answer.finish_reason for answer in answers])
 
 

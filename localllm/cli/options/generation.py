@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 
+CUTS = ("head", "tail", "middle", "chunks")  # of --on-overflow: what `run` does before the model has the prompt
+
+
 def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
     """Build and check GenerationOptions; `on_progress` is called during the prefill. Raises UsageError.
 
@@ -30,7 +33,8 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
         say("localllm: --keep has no effect without --on-overflow shift")
         keep = None
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, keep, **more)
+    how = None if choices.on_overflow in CUTS else choices.on_overflow
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, how, keep, **more)
 
 
 def system_message(text: str | None, file: str | None) -> str | None:

@@ -42,6 +42,7 @@ from tests.unit.generation.embedding.test_embedder import with_words
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import COMING, FILE, coming_from, document
 
+OVERFLOW = ["error", "drop-turns", "shift", "head", "tail", "middle", "chunks"]
 WIDTHS = [40, 60, 80, 120]
 
 
@@ -220,7 +221,10 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("run x -p", "-p needs a value"),
         ("run x --temp cold", "--temp: should be a number, not 'cold'"),
         ("run x -s 1.5", "-s: should be a whole number, not '1.5'"),
-        ("run x --on-overflow burn", "--on-overflow: should be error, drop-turns or shift, not 'burn'"),
+        (
+            "run x --on-overflow burn",
+            "--on-overflow: should be error, drop-turns, shift, head, tail, middle or chunks, not 'burn'",
+        ),
         ("run x y z", "'z' is one argument too many"),
         ("rum x", "there is no command rum; did you mean run"),
         ("remove x", "there is no command remove; did you mean rm"),
@@ -738,7 +742,12 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["help"], "war", "nothing", ["warmup"]),
         (["run"], "--top-p", "nothing", ["--top-p"]),
         (["run"], "-ct", "nothing", ["-ctk", "-ctv"]),
-        (["run", "x", "--on-overflow"], "", "nothing", ["error", "drop-turns", "shift"]),
+        (
+            ["run", "x", "--on-overflow"],
+            "",
+            "nothing",
+            OVERFLOW,
+        ),
         (["run", "x", "-f"], "a", "files", []),
         (["run", "x", "-n"], "", "nothing", []),
         (["run", "-n", "3", "--raw"], "sm", "models", ["small"]),
@@ -757,7 +766,12 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["pull", "x", "y"], "sm", "models", ["small", "smollm2-1.7b", "smollm2-135m", "smollm2-360m", "smollm3-3b"]),
         (["run"], "--on-overflow=s", "nothing", ["--on-overflow=shift"]),
         (["run", "--on-overflow", "="], "s", "nothing", ["shift"]),
-        (["run", "--on-overflow"], "=", "nothing", ["error", "drop-turns", "shift"]),
+        (
+            ["run", "--on-overflow"],
+            "=",
+            "nothing",
+            OVERFLOW,
+        ),
         (["run", "--raw=x"], "--raw=y", "nothing", []),
         (["run", "--speculate"], "dr", "models", ["draft:"]),
         (["run", "--chat-template"], "phi", "files", ["phi3", "phi4"]),
@@ -847,7 +861,10 @@ def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
     """It gives programs no empty words. There is none here: what its script asks is asked, and the script looked at."""
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "powershell")
     assert cli("war.")[1].splitlines()[1].startswith("warmup\t")
-    assert cli("run", "x", "--on-overflow", ".")[1].split() == ["nothing", "error", "drop-turns", "shift"]
+    assert cli("run", "x", "--on-overflow", ".")[1].split() == [
+        "nothing",
+        *OVERFLOW,
+    ]
     monkeypatch.delenv("_LOCALLLM_COMPLETE")
     _, script, _ = cli("completion", "powershell")
     assert 'localllm @before "$begun."' in script and script.count("{") == script.count("}")

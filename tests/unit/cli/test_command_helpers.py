@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from localllm.arch.families.apertus import read_by_layer
+from localllm.cli import map_io as map_command
 from localllm.cli import open_model as opening
 from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import embed, fit, inspect, serve
-from localllm.cli.commands import map as map_command
 from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
 from localllm.cli.interactive import slash_commands as chat_commands
@@ -1213,7 +1213,7 @@ def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(map_command, "ProgressLine", lambda: line)
     monkeypatch.setattr(map_command, "perf_counter", lambda: now[0])
     monkeypatch.setattr(map_command, "dim", lambda text: shown.append(f"dim {text}"))
-    progress = map_command.Progress(5, 3)
+    progress = map_command.Progress([Record(number, "") for number in range(5)], 3)
     now[0] = 110.0
     with progress:  # from which on time counts
         now[0] = 112.0

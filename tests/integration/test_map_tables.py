@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import UsageError

@@ -1,0 +1,77 @@
+"""`localllm run` with a prompt that exceeds the context: --on-overflow head, tail, middle and chunks."""
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal.output import ProgressLine, say
+from localllm.errors import UsageError
+from localllm.quant.cache import cache_folder
+from localllm.services.long_prompt import CHUNKS, PartAnswers, Room, condensed, cut
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import GenerationOptions
+
+
+class LongPrompt:
+    """Makes a prompt that fits.
+
+    Attributes:
+        how: the value of --on-overflow.
+    """
+
+    def __init__(self, how: str, raw: bool):
+        """Raise UsageError for chunks of a text that is only continued."""
+        if how == CHUNKS and raw:
+            raise UsageError("--on-overflow chunks asks a question: leave out --raw and --suffix")
+        self.how, self._raw, self._files = how, raw, list[str]()
+
+    def fitted(
+        self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
+    ) -> str:
+        """Return the prompt, with a note on stderr if it is not all of it. Raises UsageError, ContextError."""
+        if model.file is None or not model.context:
+            raise UsageError(f"--on-overflow {self.how} is not for an endpoint: its context is not known")
+        if not material:
+            material, question = question, ""
+        room, whole = Room.of(model, question, system, options, self._raw), joined(material, question)
+        if room.fits(material):
+            return whole
+        if self.how != CHUNKS:
+            text, note = cut(material, self.how, room)
+            say(f"localllm: the prompt exceeds the context of {model.context} tokens: {note}")
+            return joined(text, question)
+        line, has_said = ProgressLine(), False
+
+        def show(done: int, count: int) -> None:
+            nonlocal has_said
+            if not has_said:
+                already = f", of which {done} are answered already" if done else ""
+                say(f"localllm: the prompt exceeds the context: asking its {count} parts{already}")
+                has_said = True
+            line.show(f"{done} of {count} parts answered")
+
+        answers = PartAnswers(model, question or "Summarize this.", system, options, part_file, show)
+        try:
+            return condensed(material, question or "Summarize this.", room, answers)
+        finally:
+            self._files = answers.files
+            line.clear()
+
+    def finish(self) -> None:
+        """Remove the answers of the parts: there is an answer to the whole."""
+        for file in self._files:
+            with suppress(OSError):
+                os.unlink(file)
+
+
+def joined(material: str, question: str) -> str:
+    return "\n\n".join(filter(None, (material, question)))
+
+
+def part_file(key: str) -> str:
+    """Return the file for the answers of parts. Raises LocalllmError."""
+    from localllm.files.folders import make_private
+
+    return str(make_private(cache_folder() / "parts") / f"{key}.jsonl")

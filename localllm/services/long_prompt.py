@@ -1,0 +1,193 @@
+"""Prompts that exceed the context: cut by lines, or asked part by part.
+
+A prompt is material (files, stdin) and a question behind it; the question stays whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import ContextError
+from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.files.provenance import digest
+from localllm.frozen import frozen
+from localllm.services.records import Prompts, Record
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import GenerationOptions
+
+CUTS = ("head", "tail", "middle")
+CHUNKS = "chunks"
+ANSWER = 8  # the part of the context, as 1/ANSWER, that stays free for an answer without a limit
+PART, LEAST = 4096, 64  # the most tokens of a part, and the fewest that are worth asking
+PART_ANSWER = 400  # tokens of a part's answer, unless the user says otherwise
+NOTHING = "NOTHING"  # what a part answers that has nothing to say
+OF_PART = (
+    "This is part {number} of {count} of a longer text:\n\n{part}\n\n{question}\n\n"
+    f"Answer from this part alone. If it says nothing about that, write only the word {NOTHING}."
+)
+OF_ANSWERS = (
+    "A long text was read in parts. This is what its parts say about the question below, in order:\n\n{answers}\n\n"
+    "Answer the question from all of that, without mentioning parts: {question}"
+)
+
+
+@frozen
+class Room:
+    """What a prompt may hold.
+
+    Attributes:
+        tokens: of material, besides the question.  count: counts a text's.
+    """
+
+    tokens: int
+    count: Callable[[str], int]
+
+    @classmethod
+    def of(cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool) -> "Room":
+        """Measure a model's context. Raises ContextError if there is none beside the question."""
+        count = model.session.count
+        if raw:
+            taken = count(question) + 2
+        else:
+            instruction = [] if system is None else [{"role": "system", "content": system}]
+            taken = len(model.session.encode_chat([*instruction, {"role": "user", "content": f"\n\n{question}"}]))
+        answer = min(options.max_tokens or model.context, model.context // ANSWER)
+        room = model.context - taken - answer - 8
+        if room < LEAST:
+            raise ContextError(f"the question alone leaves no room in a context of {model.context} tokens; shorten it")
+        return cls(room, count)
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text fits; only one that may is counted."""
+        return len(text) <= 16 * self.tokens and self.count(text) <= self.tokens
+
+
+def cut(material: str, how: str, room: Room) -> tuple[str, str]:
+    """Return as much of a text as fits, by whole lines, and a note about it.
+
+    how: one of CUTS: what is kept, or for "middle" what is left out.
+    """
+    lines = material.splitlines(keepends=True)
+    head = tail = 0
+    left = room.tokens - 24  # for the mark in the middle
+    if how != "tail":
+        head, left_of_head = fitting(lines, left // 2 if how == "middle" else left, room.count)
+        left = left - left // 2 + left_of_head if how == "middle" else left
+    if how != "head":
+        tail, _ = fitting(
+            lines[: head - 1 if head else None : -1] if how == "middle" else lines[::-1], left, room.count
+        )
+    if not (head or tail):
+        part = room.tokens  # one line that is too long: at least a byte is a token
+        kept = material[-part:] if how == "tail" else material[:part]
+        return kept, f"reads {len(kept)} of {len(material)} characters"
+    gap = len(lines) - head - tail
+    mark = f"[... {gap} lines left out ...]\n" if how == "middle" else ""
+    text = "".join([*lines[:head], mark, *lines[len(lines) - tail :]])
+    return text.removesuffix("\n"), f"reads {head + tail} of {len(lines)} lines"
+
+
+def fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tuple[int, int]:
+    """Return how many of the first lines fit, and the tokens that are left."""
+    for number, line in enumerate(lines):
+        tokens = count(line) + 1
+        if tokens > room:
+            return number, room
+        room -= tokens
+    return len(lines), room
+
+
+def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
+    """Yield a text in parts of at most so many tokens, by lines; longer lines are cut."""
+    part, left = list[str](), room
+    for line in pieces_of(material, room, count):
+        tokens = count(line) + 1
+        if tokens > left and part:
+            yield "".join(part)
+            part, left = [], room
+        part.append(line)
+        left -= tokens
+    if part:
+        yield "".join(part)
+
+
+def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
+    """Yield the lines of a text; longer ones in pieces of half as many characters as there is room for tokens."""
+    for line in material.splitlines(keepends=True):
+        if len(line) < room or count(line) < room:
+            yield line
+        else:
+            yield from (line[start : start + room // 2] for start in range(0, len(line), max(1, room // 2)))
+
+
+class PartAnswers:
+    """Asks a question of the parts of a long text, at once, and keeps the answers so that another start goes on."""
+
+    def __init__(
+        self,
+        model: "Model",
+        question: str,
+        system: str | None,
+        options: "GenerationOptions",
+        path: Callable[[str], str],
+        show: Callable[[int, int], Any],
+    ):
+        """path: the file for the answers to what has this hash.  show: called with how many are done, of how many."""
+        from dataclasses import replace
+
+        self._model, self._question, self._path, self._show = model, question, path, show
+        self._prompts = Prompts(system=system)
+        self._options = replace(
+            options, max_tokens=options.max_tokens or PART_ANSWER, on_progress=None, constraint=None
+        )
+        self.files = list[str]()
+
+    def combined(self, parts: Sequence[str]) -> str:
+        """Return the answers of the parts that have something to say, one paragraph each."""
+        records = [
+            Record(
+                number, OF_PART.format(number=number, count=len(parts), part=part.strip("\n"), question=self._question)
+            )
+            for number, part in enumerate(parts, 1)
+        ]
+        said = self._answers(records)
+        useful = [text for text in (said[record.id] for record in records) if text.strip(" .*\n\"'").upper() != NOTHING]
+        return "\n\n".join(text.strip() for text in useful) or "The text says nothing about that."
+
+    def _answers(self, records: list[Record]) -> dict[Any, str]:
+        """Return the answers by record. Raises LocalllmError for the first part that fails."""
+        from localllm.services.map import MapJob, Mapping, unfinished
+
+        job = MapJob(self._model.path, self._prompts, self._options)
+        key = digest(repr([record.input for record in records]).encode() + repr(job.digests(job.path)).encode())
+        file = self._path(f"{key}{digest(''.join(str(record.input) for record in records).encode()[-65536:])}")
+        self.files.append(file)
+        with JsonlFile(file) as out:
+            done = {each["id"]: each["output"] for each in out.records if "output" in each}
+            mapping = Mapping(self._model, job, unfinished(records, out.records))
+            self._show(len(done), len(records))
+            for record, result in mapping:
+                if "error" in result:
+                    raise ContextError(f"part {record.id} of {len(records)}: {result['error']}")
+                out.write(json_line({"id": record.id, "output": result["output"]}))
+                done[record.id] = result["output"]
+                self._show(len(done), len(records))
+        return done
+
+
+def condensed(material: str, question: str, room: Room, answers: PartAnswers) -> str:
+    """Return a prompt that asks the question of the parts' answers, in as many rounds as it takes.
+
+    Raises ContextError if the answers do not get shorter.
+    """
+    size = max(LEAST, min(room.tokens - room.count(OF_PART), PART))
+    while True:
+        parts = [*parts_of(material, size, room.count)]
+        said = answers.combined(parts)
+        prompt = OF_ANSWERS.format(answers=said, question=question)
+        if room.fits(prompt):
+            return prompt
+        if len(said) > 0.9 * len(material):
+            raise ContextError("the answers of the parts are as long as the text: set -n to limit them")
+        material = said

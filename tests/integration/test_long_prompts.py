@@ -1,0 +1,136 @@
+"""localllm run with a prompt that exceeds the context: cut by lines, or asked part by part."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import ContextError
+from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condensed, cut, parts_of
+
+WORDS = Room(40, lambda text: len(text.split()))
+LINES = [f"line {number} of it" for number in range(100)]
+TEXT = "\n".join(LINES) + "\n"
+ASK = "-p", "When does the ferry leave?", "--temp", 0, "-n", 4, "-c", 600
+
+
+@pytest.fixture
+def long(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "long.txt").write_text("".join(f"{number} The ferry leaves at nine.\n" for number in range(400)))
+    return tmp_path / "long.txt"
+
+
+def asked(tmp_path: Path) -> str:
+    return json.loads((tmp_path / "localllm" / "last-answer.jsonl").read_text().splitlines()[1])["content"]
+
+
+def test_whole_lines_are_kept():
+    head, note = cut(TEXT, "head", WORDS)
+    assert head.split("\n") == LINES[:3] and note == "reads 3 of 100 lines"
+    assert cut(TEXT, "tail", WORDS)[0].split("\n") == LINES[-3:]
+    first, mark, last = cut(TEXT, "middle", Room(70, WORDS.count))[0].partition("[... 91 lines left out ...]\n")
+    assert mark and (first.split("\n")[:-1], last.split("\n")) == (LINES[:4], LINES[-5:])
+
+
+@pytest.mark.parametrize("how", ["head", "tail", "middle"])
+@pytest.mark.parametrize("room", [30, 41, 70, 333, 480])
+def test_what_is_kept_fits(how: str, room: int):
+    text, _ = cut(TEXT, how, Room(room, WORDS.count))
+    assert WORDS.count(text) <= room and text
+    kept = [line for line in text.split("\n") if line.startswith("line")]
+    assert kept == [line for line in LINES if line in kept]
+
+
+@pytest.mark.parametrize(("how", "kept"), [("head", "0123"), ("tail", "6789"), ("middle", "0123")])
+def test_of_one_long_line_characters_are_kept(how: str, kept: str):
+    assert cut("0123456789", how, Room(4, len)) == (kept, "reads 4 of 10 characters")
+
+
+def test_parts_are_all_of_the_text():
+    parts = [*parts_of(TEXT, 21, WORDS.count)]
+    assert "".join(parts) == TEXT and len(parts) == 25
+    assert "".join(parts_of("x" * 1000 + "\ny", 64, len)) == "x" * 1000 + "\ny"
+    assert max(len(part) for part in parts_of("x" * 1000, 64, len)) <= 64
+
+
+class Answers(PartAnswers):
+    """Answers with the facts of a part."""
+
+    def __init__(self, size: float):
+        self.rounds, self._size = list[int](), size
+
+    def combined(self, parts) -> str:
+        self.rounds.append(len(parts))
+        return "\n".join(LINES[: int(sum(part.count("\n") for part in parts) * self._size)])
+
+
+def test_rounds_go_on_until_it_fits():
+    answers, room = Answers(0.5), Room(170, WORDS.count)
+    prompt = condensed(TEXT, "Which?", room, answers)
+    assert room.fits(prompt) and prompt.endswith("without mentioning parts: Which?") and len(answers.rounds) > 1
+    with pytest.raises(ContextError, match="as long as the text: set -n"):
+        condensed(TEXT, "Which?", room, Answers(1))
+
+
+@pytest.mark.parametrize("how", ["head", "tail", "middle"])
+def test_run_reads_what_fits(cli, long: Path, how: str):
+    code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", how)
+    prompt, lines = asked(long.parent), long.read_text().splitlines()
+    assert code == 0 and out and "the prompt exceeds the context of 600 tokens: reads " in err
+    assert prompt.endswith("\n\nWhen does the ferry leave?")
+    assert prompt.startswith(lines[0]) == (how != "tail") and (lines[-1] in prompt) == (how != "head")
+    assert (" lines left out ...]" in prompt) == (how == "middle")
+
+
+def test_what_fits_is_read_whole(cli, long: Path):
+    long.write_text("short\n")
+    assert cli("run", "-f", long, *ASK, "--on-overflow", "chunks")[2].count("\n") == 1  # that no model was named
+    assert asked(long.parent) == "short\n\nWhen does the ferry leave?"
+
+
+def test_each_part_is_asked_and_then_their_answers(cli, long: Path):
+    code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
+    assert code == 0 and out and "the prompt exceeds the context: asking its " in err
+    assert asked(long.parent).startswith("A long text was read in parts.")
+    assert [*(long.parent / "cache").rglob("*.jsonl")] == []
+
+
+def test_parts_that_say_nothing_are_left_out(monkeypatch):
+    said = {1: "At nine.", 2: NOTHING, 3: "nothing.", 4: " At ten."}
+    monkeypatch.setattr(PartAnswers, "_answers", lambda self, records: {each.id: said[each.id] for each in records})
+    answers = object.__new__(PartAnswers)
+    answers._question = "When?"
+    assert answers.combined(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."
+
+
+def test_an_interrupted_command_goes_on(cli, long: Path, monkeypatch):
+    """The answers of parts stay until there is one to the whole."""
+    from localllm.cli import long_prompt
+
+    def interrupted(*given: object):
+        raise ContextError("the computer is switched off")
+
+    monkeypatch.setattr(long_prompt, "condensed", lambda *given: (real(*given), interrupted()))
+    real = condensed
+    code, _, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
+    count = int(err.split("asking its ")[1].split()[0])
+    monkeypatch.setattr(long_prompt, "condensed", real)
+    assert code == 4 and math.isfinite(count)
+    code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
+    assert code == 0 and out and f"asking its {count} parts, of which {count} are answered already" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("run", "-p", "Hi", "--raw", "--on-overflow", "chunks"), "asks a question: leave out --raw"),
+        (("chat", "-p", "Hi", "--on-overflow", "head"), "--on-overflow head is for `localllm run`"),
+        (("run", "-p", "Hi " * 400, "-f", "LONG", "-c", 300, "--on-overflow", "head"), "the question alone leaves no"),
+    ],
+)
+def test_what_is_refused(cli, long: Path, words: tuple[object, ...], problem: str):
+    code, out, err = cli(*(long if word == "LONG" else word for word in words))
+    assert code in (2, 4) and out == "" and problem in err
