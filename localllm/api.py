@@ -17,8 +17,8 @@ from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.mixin import GenerationMixin
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.model_defaults import recommended
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import Drafter
 from localllm.generation.speculation.eagle import uses_head
@@ -29,7 +29,7 @@ from localllm.values import require_several, require_text, token_ids, whole_numb
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import PrefixCache
+    from localllm.engine.memory.prefix_store import PrefixStore
     from localllm.engine.options import EngineOptions
     from localllm.engine.sequence import Sequence
     from localllm.engine.trace.imatrix_collector import ImatrixCollector
@@ -62,7 +62,7 @@ class Model(GenerationMixin):
         engine: "Engine",
         chat_template: str | None = None,
         threads: int | None = None,
-        prefixes: "PrefixCache | None" = None,
+        prefixes: "PrefixStore | None" = None,
         written: "NgramCache | None" = None,
     ):
         """threads: for other models that this one opens."""
@@ -77,7 +77,7 @@ class Model(GenerationMixin):
             trained = f"{self.trained_context} tokens that the model was trained for"
             self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
         self.prefixes, self.written = prefixes, written
-        self.session = Session(SequencePool(engine, prefixes, written), tokenizer, chat_template, advice)
+        self.session = Session(PrefixCache(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.look = self.vision.look
@@ -200,14 +200,14 @@ class Model(GenerationMixin):
         if not isinstance(speculate, Model):
             known = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
             raise UsageError(f"speculate should be {known}, not {speculate!r}")
-        drafter = Drafter(speculate.session.sequences, speculate.tokenizer)
+        drafter = Drafter(speculate.session.cache, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
 
     def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
         """None of a file that has a head only, which guesses from now on."""
         with self._opening:
-            if path not in self._draft_models and not uses_head(path, self.session.sequences, self.tokenizer):
+            if path not in self._draft_models and not uses_head(path, self.session.cache, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
             return self._draft_models.get(path)
 
@@ -225,17 +225,16 @@ class Model(GenerationMixin):
         """
         from localllm.generation.chunked_prefill import most_between_steps
         from localllm.generation.scheduler import PARALLEL, Scheduler
-        from localllm.generation.sequence_sources import BatchSource
         from localllm.kernels.arguments import PAGE
         from localllm.system.memory import available_memory
 
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
-        self.session.sequences.collect()
+        self.session.cache.collect()
         chunk = most_between_steps(self.file.parameters)
-        source = BatchSource(self.prefixes, self.written) if live else None
-        return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, source)
+        cache = PrefixCache(self.engine, self.prefixes, self.written, is_shared=True, is_live=True) if live else None
+        return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written.
@@ -244,7 +243,7 @@ class Model(GenerationMixin):
         """
         if was_forked(self.engine):
             return
-        self.session.sequences.collect()
+        self.session.cache.collect()
         if self.prefixes:
             self.prefixes.close()
         if self.written:
@@ -331,9 +330,9 @@ def open_with_options(
         return Model(file, tokenizer, silent, chat_template, options.threads)
     engine, prefixes, written = Engine(file, options, (family, hyperparameters)), None, None
     if cache and options.backend != "reference" and not options.observer:
-        from localllm.engine.memory.prefix_cache import PrefixCache
+        from localllm.engine.memory.prefix_store import PrefixStore
 
-        prefixes = PrefixCache(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
+        prefixes = PrefixStore(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
         written = NgramCache(engine.vocab_size, vocabulary_name(tokenizer.pieces))
     model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, written)
     if mmproj is not None or pan_and_scan:

@@ -93,7 +93,7 @@ def settle(model: "Model") -> None:
     if model.prefixes is None:
         return
     try:
-        model.session.sequences.collect()
+        model.session.cache.collect()
         if model.prefixes.is_writing:
             terminal.end_output()
         model.prefixes.close()

@@ -14,13 +14,12 @@ import numpy as np
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.sequence_sources import PoolSource
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
@@ -56,7 +55,7 @@ def require_counts(n: int, beams: int) -> None:
         raise UsageError(f"{n} answers need at least as many beams, not {beams}")
 
 
-def answers(sequences: SequencePool, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
+def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
     """Return the n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
     Of sampled ones, the best has the highest log probability per token; of beams, the highest log probability. Raises
@@ -69,8 +68,8 @@ def answers(sequences: SequencePool, tokenizer: Tokenizer, task: Task, n: int = 
     if beams:
         task = replace(task, options=replace(task.options, speculate="off"))
     request = Request(task, 1 if beams else n, is_scored=True, search=BeamSearch(beams, tokenizer) if beams else None)
-    request.begin(sequences.engine, tokenizer)
-    with closing(Scheduler(sequences.engine, tokenizer, [request], n, source=PoolSource(sequences))) as scheduler:
+    request.begin(cache.engine, tokenizer)
+    with closing(Scheduler(cache.engine, tokenizer, [request], n, cache=cache)) as scheduler:
         for _ in scheduler:
             pass
     if request.error:

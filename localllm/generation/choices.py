@@ -15,12 +15,11 @@ import numpy as np
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.logprobs import TokenLogprob
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.sequence_sources import PoolSource
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -231,17 +230,17 @@ class ManyScores:
 
 
 def text_logprobs(
-    sequences: SequencePool, tokenizer: Tokenizer, request: Request, tree: TextTree
+    cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TextTree
 ) -> list[list[TokenLogprob]]:
     """Return the log probability of each token of each text behind a prompt.
 
     Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    scores = ManyScores(sequences.engine, lambda asked: (asked, tree), precise=True)
-    source, requests = PoolSource(sequences), scores.requests([request])
-    with closing(Scheduler(sequences.engine, tokenizer, requests, source=source)) as scheduler:
+    scores = ManyScores(cache.engine, lambda asked: (asked, tree), precise=True)
+    requests = scores.requests([request])
+    with closing(Scheduler(cache.engine, tokenizer, requests, cache=cache)) as scheduler:
         (result,) = scores.results(scheduler)
-    sequences.collect()
+    cache.collect()
     if isinstance(result, LocalllmError):
         raise result
     return result

@@ -149,6 +149,10 @@ class ShiftedSequence:
         self.truncate(self.keep if self._gone else len(self._sequence.tokens))
         return self._sequence
 
+    def release(self) -> None:
+        """Queue the memory to be given back. Takes no lock."""
+        self._sequence.release()
+
     def close(self) -> None:
         """Give back the memory."""
         self._sequence.close()

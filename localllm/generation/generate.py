@@ -6,11 +6,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localllm.generation.options import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import TextIterator, TextPart
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.sequence_sources import PoolSource
 from localllm.generation.speculation.draft_model import Drafter
 from localllm.text.tokenizer import Tokenizer
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "GenerationOptions", "Task"]
 
 
-def text_parts(scheduler: Scheduler, sequences: SequencePool, answer: Completion) -> Generator[TextPart]:
+def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
     """Text as tokens are chosen, until one ends the answer or there is no room for more.
 
     It does not know the Generation: an answer that nobody wants any more gives its sequence back at once, not when
@@ -36,7 +35,7 @@ def text_parts(scheduler: Scheduler, sequences: SequencePool, answer: Completion
     finally:
         scheduler.close()
         request.answers = []  # no circle: what an answer has is forgotten with it
-    sequences.collect()
+    cache.collect()
     if isinstance(drafter := answer.options.speculate, Drafter):
         drafter.collect()
     if request.error:
@@ -87,12 +86,12 @@ class Generation(TextIterator):
     drafted: int
     accepted: int
 
-    def __init__(self, sequences: SequencePool, tokenizer: Tokenizer, task: Task):
+    def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: Task):
         """Check the prompt. Raises UsageError if it is empty and ContextError if it leaves no room for an answer."""
         request = Request(task)
-        (self._answer,) = request.begin(sequences.engine, tokenizer)
-        scheduler = Scheduler(sequences.engine, tokenizer, [request], source=PoolSource(sequences))
-        self._sequences, self.parts = sequences, text_parts(scheduler, sequences, self._answer)
+        (self._answer,) = request.begin(cache.engine, tokenizer)
+        scheduler = Scheduler(cache.engine, tokenizer, [request], cache=cache)
+        self._cache, self.parts = cache, text_parts(scheduler, cache, self._answer)
 
     if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
 
@@ -131,4 +130,4 @@ class Generation(TextIterator):
         self._answer.is_stopped = True
         with suppress(ValueError):  # a generator that is executing: its own thread ends it
             self.parts.close()
-            self._sequences.collect()
+            self._cache.collect()

@@ -287,7 +287,7 @@ class GenerationMixin:
         from localllm.generation.choices import choices_of, require_texts, text_logprobs
 
         request, tree = self._to_choose(require_texts(choices), options)(prompt)
-        return choices_of(choices, text_logprobs(self.session.sequences, self.session.tokenizer, request, tree))
+        return choices_of(choices, text_logprobs(self.session.cache, self.session.tokenizer, request, tree))
 
     def choose_many(
         self,
@@ -302,7 +302,7 @@ class GenerationMixin:
         """
         from localllm.generation.choices import PARALLEL, ManyScores, choices_of, require_texts
 
-        scores = ManyScores(self.session.sequences.engine, self._to_choose(require_texts(choices), options), precise)
+        scores = ManyScores(self.session.cache.engine, self._to_choose(require_texts(choices), options), precise)
         with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
             for result in scores.results(batch):
                 yield result if isinstance(result, LocalllmError) else choices_of(choices, result)
@@ -331,7 +331,7 @@ class GenerationMixin:
         given: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), given))
         tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
-        (tokens,) = text_logprobs(self.session.sequences, self.session.tokenizer, request, tree)
+        (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree)
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:

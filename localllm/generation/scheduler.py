@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.chunked_prefill import HEARD, end_of_run, piece
-from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, longest_match
+from localllm.generation.prefix_cache import PrefixCache
+from localllm.generation.prefix_match import ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
-from localllm.generation.sequence_sources import BatchSource
 from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator
 from localllm.generation.step_batcher import BatchMember
 from localllm.kernels.arguments import PAGE
@@ -51,23 +51,23 @@ class Scheduler:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        source: BatchSource | None = None,
+        cache: PrefixCache | None = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        source: where sequences come from and go to.
+        cache: where sequences come from and go to; None: one that ends with this object.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
         self._engine, self._vocab = engine, min(engine.vocab_size, tokenizer.vocab_size)
         self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._source = False, source or BatchSource(is_live=False)
+        self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
         self._held = ExitStack()  # what drafts need as long as answers are made: a draft model's sequences
-        self._speculator = Speculator(engine, self._source.written, None if self._source.is_shared else self._held)
-        self._runs, self._submitted = BatchMember(self._source.steps), list[AnswerSpan]()
+        self._speculator = Speculator(engine, self._cache.written, None if self._cache.is_shared else self._held)
+        self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
 
     def __iter__(self) -> Iterator[list[Request]]:
         """Step by step, the requests that are finished with it; often none."""
@@ -103,7 +103,7 @@ class Scheduler:
             yield from self._run([*reading, *writing], precise=False)
             return
         if not self._submitted and self._may_read:
-            is_heard = self._source.is_live and any(one.has_begun for one in self.running)
+            is_heard = self._cache.is_live and any(one.has_begun for one in self.running)
             rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
             reading, precise = self._reading(*rooms)
             if reading and not (is_heard and precise):
@@ -119,15 +119,15 @@ class Scheduler:
         """Leave everything as it is. Takes no lock: a generator that is garbage may do this anywhere."""
         self._held.close()
         self._runs.leave()
-        self._source.abandon(self.running)
+        self._cache.abandon(self.running)
         self.running = []
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
         """Cancel an answer that nobody waits for. Not during a step."""
         for answering in request.answers:
-            if answering in self.running and (answering.held > PAGE or not self._source.is_shared):
-                self._source.give_back(answering)
+            if answering in self.running and (answering.held > PAGE or not self._cache.is_shared):
+                self._cache.give_back(answering)
         self._remove(request)
 
     def _take_finished(self) -> list[Request]:
@@ -154,7 +154,7 @@ class Scheduler:
     @property
     def _may_read(self) -> bool:
         """Return whether anybody has something to read, or may join."""
-        if self._source.is_shared or self.waiting or not self.running:
+        if self._cache.is_shared or self.waiting or not self.running:
             return True
         return any(one.unread for one in self.running)
 
@@ -172,38 +172,25 @@ class Scheduler:
             return True
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
-        found = self._longest_match(answering)
-        if self._match(answering, [(one, one.ids) for one in self.running if one.unread]).length >= found.length + PAGE:
+        best = self._cache.longest_match(answering)
+        unread = [ReuseCandidate(one, one.ids, segments=one.segments) for one in self.running if one.unread]
+        soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
+        if soon.length >= best.length + PAGE:
             return False
-        unread = len(answering.ids) - found.length + sum(one.unread for one in self.running)
-        needed = unread + PAGE * (answering.width + len(self.running))
-        self._source.touch(found.source)
-        while needed > self._free_places() and len(self._source.kept) > 1:
-            self._source.forget()
+        needed = len(answering.ids) - best.length + sum(one.unread for one in self.running)
+        needed += PAGE * (answering.width + len(self.running))
+        self._cache.touch(best.source)
+        while needed > self._free_places() and self._cache.evict(spare=1):
+            pass
         return needed <= self._free_places()
 
     def _join(self, answering: Completion) -> None:
         others = len(self.running)
         self.running.append(answering)
         if answering.sequence is None:
-            donor, length, _ = self._longest_match(answering)
-            if self._source.take(answering, length):
-                length = answering.held
-            else:
-                answering.sequence = donor.sequence.fork() if donor else self._engine.sequence()
-            assert answering.sequence
-            answering.request.cached = answering.sequence.truncate(length)
+            self._cache.acquire(answering)
         if self._precise and answering.left > 1:
             self._speculator.listen(answering, others)
-
-    def _longest_match(self, answering: Completion) -> PrefixMatch:
-        """Return who has read most of what it begins with, and how much of that."""
-        others = (*self.running, *self._source.kept)
-        return self._match(answering, [(one, one.sequence.tokens) for one in others if one.sequence])
-
-    def _match(self, answering: Completion, others: list[tuple[Completion, list[int]]]) -> PrefixMatch:
-        candidates = [ReuseCandidate(one, tokens, segments=one.segments) for one, tokens in others]
-        return longest_match(candidates, answering.ids, self._engine.runs, answering.segments)
 
     # Prefill.
 
@@ -216,7 +203,7 @@ class Scheduler:
         for answering in self._readers():
             held = answering.held
             answering.report_progress()
-            if not self._source.is_shared:
+            if not self._cache.is_shared:
                 end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.unread)
                 is_read = held == end or answering.is_stopped
                 return [] if is_read else [span_of(answering, end - held)], True
@@ -303,7 +290,7 @@ class Scheduler:
                 answering.steps += 1
                 yield from self._accept(answering, draft, rows[-1 - len(draft) :])
             elif answering.sequence:
-                self._source.was_read(answering.sequence, answering.cached_tokens, rows)
+                self._cache.was_read(answering.sequence, answering.cached_tokens, rows)
                 yield from self._begin(answering, rows[-1:])
         for request, group in searched.items():
             self._expand(request, group)
@@ -328,7 +315,7 @@ class Scheduler:
         root.number, root.sequence = 1, None
         self.running.append(root)
         root.sequence = first.sequence.fork() if first.sequence else None
-        self._source.give_back(first)
+        self._cache.give_back(first)
         self.running.remove(first)
         self._expand(first.request, [(root, row[-1])])
 
@@ -375,14 +362,14 @@ class Scheduler:
         except LocalllmError as error:
             self._fail(request, error)
         except Exception as error:  # whatever one caller's options lead to is not the others' trouble
-            if not self._source.is_live:
+            if not self._cache.is_live:
                 raise
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _leave(self, answering: Completion) -> None:
         """Finish an answer."""
         request = answering.request
-        self._source.give_back(answering)
+        self._cache.give_back(answering)
         self.running.remove(answering)
         if request.finished:
             request.answers.sort(key=lambda one: -one.score)
@@ -396,7 +383,7 @@ class Scheduler:
 
     def _make_room(self, error: MemoryLimitError) -> None:
         """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
-        if self._source.forget():
+        if self._cache.evict():
             return
         if len(self.running) > 1 and not self.running[-1].request.search:
             youngest = self.running.pop()
@@ -414,7 +401,7 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         for answering in request.answers:
-            self._source.discard(answering)
+            self._cache.discard(answering)
         self.running = [one for one in self.running if one.request is not request]
         self.waiting = deque(one for one in self.waiting if one.request is not request)
 

@@ -11,11 +11,11 @@ from localllm.generation.chat_format import ChatFormat, begun_answer, render_up_
 from localllm.generation.context_overflow import SINKS
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import Tags, Thinking, template_variables
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.sequence_pool import SequencePool
 from localllm.images.parts import extract_images
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import validate_messages
@@ -53,7 +53,7 @@ class Session(Conversation):
 
     def __init__(
         self,
-        sequences: SequencePool,
+        cache: PrefixCache,
         tokenizer: Tokenizer,
         chat_template: str | None = None,
         recommended: SamplingOptions | None = None,
@@ -64,7 +64,7 @@ class Session(Conversation):
         request has none.  `look`, which can be set: the image encoder.
         """
         super().__init__()
-        self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
+        self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
         self.look: Callable[[Any], EncodedImage] = blind
         self._recommended = recommended or SamplingOptions()
 
@@ -92,15 +92,15 @@ class Session(Conversation):
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
         decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
         task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
-        answer = Generation(self.sequences, self.tokenizer, task)
+        answer = Generation(self.cache, self.tokenizer, task)
         self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
         return answer
 
     def hold(self) -> None:
-        self.sequences.hold()
+        self.cache.park()
 
     def leave(self) -> None:
-        self.sequences.write_conversation()
+        self.cache.write_conversation()
 
     @property
     def warning(self) -> str | None:
@@ -142,7 +142,7 @@ class Session(Conversation):
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
         task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.completed(options))
-        return Generation(self.sequences, self.tokenizer, task)
+        return Generation(self.cache, self.tokenizer, task)
 
     def candidates(
         self,
@@ -154,7 +154,7 @@ class Session(Conversation):
         """Return the n best of several answers to a conversation, or ways to go on with a text."""
         from localllm.generation.beam_search import answers
 
-        return answers(self.sequences, self.tokenizer, self._prepared(asked, options), n, beams)
+        return answers(self.cache, self.tokenizer, self._prepared(asked, options), n, beams)
 
     def request(
         self,
@@ -181,12 +181,12 @@ class Session(Conversation):
 
     @property
     def answers_one_text(self) -> bool:
-        return self.sequences.engine.hyperparameters.start_token is not None
+        return self.cache.engine.hyperparameters.start_token is not None
 
     def require_conversation(self) -> None:
         """Raise UsageError for a model that does not chat."""
         if self.answers_one_text:
-            arch = self.sequences.engine.hyperparameters.arch
+            arch = self.cache.engine.hyperparameters.arch
             raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
@@ -232,7 +232,7 @@ class Session(Conversation):
         return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen, begun)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        start = self.sequences.engine.hyperparameters.start_token
+        start = self.cache.engine.hyperparameters.start_token
         if isinstance(prompt, str) and start is not None:
             return [*self.tokenizer.encode(prompt, bos=True, eos=True), start]
         if isinstance(prompt, str):
@@ -341,7 +341,7 @@ class Session(Conversation):
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
         task = self._task(prompt, self.completed(options), self._decoder(options), self.earlier if is_own else 0)
-        answer = Generation(self.sequences, self.tokenizer, task)
+        answer = Generation(self.cache, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
 
@@ -372,7 +372,7 @@ class Session(Conversation):
         many of the oldest turns go as make it fit into half of the context: the rest must be read again, which should
         not happen at every turn.
         """
-        context = self.sequences.context
+        context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
         prompt = self._read(system + history, options)
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation, Task
-from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.prefix_cache import PrefixCache
 
 
 def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
@@ -23,7 +23,7 @@ def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -
     answers = []
     start = time.perf_counter()
     for prompt in prompts:
-        sequences = SequencePool(model.engine)
+        sequences = PrefixCache(model.engine)
         answer = Generation(sequences, model.tokenizer, Task(prompt, model.tokenizer.stream(), chosen))
         answers.append(answer.tokens if "".join(answer) is not None else [])
     return (time.perf_counter() - start) / len(prompts), answers

@@ -124,7 +124,7 @@ def told(name: str, off: Generation, on: Generation) -> float:
 
 def measure_earlier(model: api.Model, tokens: int, rounds: int) -> None:
     """Print what texts of an earlier session bring."""
-    sequences = model.session.sequences
+    sequences = model.session.cache
     for name, (yesterday, today) in EARLIER.items():
         first = answer(model, yesterday, tokens, "off")
         for what in ("without", "with"):

@@ -179,7 +179,7 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
 
         engine.sequence = sequence  # type: ignore[method-assign]
         batch = model.batch(asked(), 32, precise=False)
-        batch._longest_match = lambda answering: NOTHING  # type: ignore[method-assign]  # a fork would have heard nothing
+        batch._cache._longest_match = lambda query: NOTHING  # type: ignore[method-assign]  # a fork would have heard nothing
         for request in itertools.chain.from_iterable(batch):
             (answering,) = request.answers
             inputs = heard.pop(id(answering)).inputs

@@ -140,7 +140,7 @@ def test_another_question_reads_no_image_again(tmp_path, name, before):
 
     def logits(model, prompt) -> tuple[int, np.ndarray]:
         """How many tokens were read, and what comes next."""
-        with beginning_with(model.session.sequences, prompt) as begun:
+        with beginning_with(model.session.cache, prompt) as begun:
             held = len(begun.sequence.tokens)
             return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
 
@@ -252,7 +252,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     assert told == [request.answers[0].text for request in requests]
     one_by_one = opened.session.encode_chat(asked)
     del answers, requests, batch
-    opened.session.sequences._kept.close()
+    opened.session.cache.idle[-1].close()
     gc.collect()
     with pytest.raises(UsageError, match="token ids"):
         opened.sequence().append(one_by_one)
@@ -461,7 +461,7 @@ def test_a_text_that_forgets_its_beginning(tmp_path, name):
             list(answer)
             assert answer.prompt_tokens + 12 > 384 and answer.dropped >= 64
             told.append(answer.tokens)
-            sequence = model.session.sequences._kept
+            sequence = model.session.cache.idle[-1]
             assert sequence.tokens[: answer.prompt_tokens] == answer.prompt
             rows.append(sequence.append([5, 6, 7], "all"))
             assert all(not is_within(sequence._sequence.tokens, place) for place in (answer.kept, 384))

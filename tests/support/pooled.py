@@ -1,18 +1,29 @@
-"""The tokens of a prompt that a pool's sequences hold, for the length of a with statement."""
+"""The tokens of a prompt that a prefix cache's sequences or files hold."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.generation.sequence_pool import PooledSequence, SequencePool
+from localllm.engine.memory.prefix_store import CachedPrefix, PrefixStore
+from localllm.generation.prefix_cache import CachedSequence, PrefixCache, PrefixQuery
 
 
 @contextmanager
-def beginning_with(pool: SequencePool, ids: Sequence[int], **how: Any) -> Iterator[PooledSequence]:
-    """A sequence of a pool, as of SequencePool.begin, which is put back and collected at the end."""
-    begun = pool.begin(ids, **how)
+def beginning_with(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
+    """A sequence of a cache, as of PrefixCache.begin, which is put back and collected at the end."""
+    begun = cache.begin(PrefixQuery(ids, **how))
     try:
         yield begun
     finally:
-        pool.put_back(begun.sequence)
-    pool.collect()
+        cache.put_back(begun.sequence)
+    cache.collect()
+
+
+def restored(store: PrefixStore, ids: list[int]) -> CachedPrefix | None:
+    """A sequence that holds what files have of a prompt, of all that can be read the most."""
+    stored = store.stored(ids)
+    while stored:
+        if read := store.load(stored):
+            return read
+        stored = store.stored(ids, len(stored.ids) - 1)
+    return None

@@ -16,8 +16,8 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation.chunked_prefill import read_prompt
+from localllm.generation.prefix_cache import PrefixCache, PrefixQuery
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation.acceptance import SURE, Guess, SpeculationBudget
 from localllm.text.tokenizer import Tokenizer
 
@@ -32,8 +32,8 @@ PADDING = 128  # tokens that one vocabulary may have more at its end, as in llam
 class Drafter:
     """A model that guesses for others. Each answer has a sequence of its own."""
 
-    def __init__(self, sequences: SequencePool, tokenizer: Tokenizer):
-        self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, SpeculationBudget()
+    def __init__(self, cache: PrefixCache, tokenizer: Tokenizer):
+        self._cache, self._pieces, self._account = cache, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raise UsageError unless the vocabularies are the same, but for at most PADDING tokens at one's end."""
@@ -52,18 +52,18 @@ class Drafter:
     ) -> Iterator["DraftModel"]:
         """Its guesses behind a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
-        sequence = self._sequences.begin(tokens).sequence
+        sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
-            if len(sequence.tokens) < known - 1 < self._sequences.context:
+            if len(sequence.tokens) < known - 1 < self._cache.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
             yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
         finally:
-            self._sequences.put_back(sequence)
+            self._cache.put_back(sequence)
 
     def collect(self) -> None:
         """Take back the sequences of answers that are made."""
-        self._sequences.collect()
+        self._cache.collect()
 
 
 class DraftModel:

@@ -3,19 +3,19 @@
 from localllm.engine.draft_head_source import is_head
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.speculation.draft_model import Drafter
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def uses_head(path: str, sequences: SequencePool, tokenizer: Tokenizer) -> bool:
+def uses_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
     """Whether a file has such a head, which guesses for the model from now on.
 
     Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.
     """
-    engine = sequences.engine
+    engine = cache.engine
     if path == engine.head_path:
         return True
     file = GGUFFile.open(path)
@@ -24,7 +24,7 @@ def uses_head(path: str, sequences: SequencePool, tokenizer: Tokenizer) -> bool:
         return False
     if file.metadata.get(TOKENS) is not None:
         try:
-            Drafter(sequences, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
+            Drafter(cache, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
         except ModelError as error:
             raise type(error)(f"{path}: {error}") from None
     engine.use_head(file)

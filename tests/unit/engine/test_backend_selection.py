@@ -488,8 +488,8 @@ def test_rows_stand_for_tokens(is_whole):
 
 def model_with(**parts: Any) -> Model:
     made = Model.__new__(Model)
-    made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
-    made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
+    made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
+    made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
     made.__dict__.update(parts)
     return made
 
@@ -506,7 +506,7 @@ def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, place
     monkeypatch.setattr(batch, "Scheduler", lambda *given: given)
     monkeypatch.setattr(system_memory, "available_memory", lambda: free)
     monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
-    file, engine = SimpleNamespace(nbytes=1000, parameters=7), SimpleNamespace(place_bytes=place_bytes)
+    file, engine = SimpleNamespace(nbytes=1000, parameters=7), SimpleNamespace(place_bytes=place_bytes, context=100)
     model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", written="before")
     given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
     assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
@@ -610,7 +610,7 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
-    monkeypatch.setattr("localllm.engine.memory.prefix_cache.PrefixCache", lambda *given: given)
+    monkeypatch.setattr("localllm.engine.memory.prefix_store.PrefixStore", lambda *given: given)
     monkeypatch.setattr("localllm.files.gguf.prefault.prefault", told.append)
     made: Any = api.open_model("p", **given)
     assert made[5:] == ((engine, file) if keeps else None, (9, "of pieces") if guesses else None)

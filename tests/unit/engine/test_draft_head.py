@@ -273,7 +273,7 @@ def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
         for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
             account_of(model.engine).lose(losses)
             "".join(model.generate(text(30), 4, speculate=how, temperature=0, ignore_eos=True))
-            assert bool(model.session.sequences._kept.listener) == listens
+            assert bool(model.session.cache.idle[-1].listener) == listens
 
 
 def test_a_conversation_goes_on(path):

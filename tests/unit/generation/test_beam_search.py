@@ -17,8 +17,8 @@ from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import beam_search, scheduler
 from localllm.generation.beam_search import Answer, answers, best, log_total
 from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.text.tokenizer import StreamDecoder
 
 Row = Callable[[tuple[int, ...]], np.ndarray]
@@ -52,7 +52,7 @@ def table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
 
 
 def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
-    chosen, sequences = GenerationOptions(**options), SequencePool(engine)
+    chosen, sequences = GenerationOptions(**options), PrefixCache(engine)
     try:
         return answers(sequences, tokenizer, Task(prompt, tokenizer.stream(), chosen), n, beams)
     finally:
@@ -76,13 +76,13 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
     engine, tokenizer = FakeSequences(VOCAB, row, context=20), Letters()
     sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
     options = GenerationOptions(max_tokens, stop, sampling, speculate="off")
-    given = answers(SequencePool(engine), tokenizer, Task(prompt, tokenizer.stream(), options), n)
+    given = answers(PrefixCache(engine), tokenizer, Task(prompt, tokenizer.stream(), options), n)
     assert sorted(answer.seed for answer in given) == [seed + number for number in range(n)]
     assert given == sorted(given, key=per_token(tokenizer, row, prompt), reverse=True)
     for answer in given:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
         task = Task(prompt, tokenizer.stream(), chosen)
-        alone = Generation(SequencePool(FakeSequences(VOCAB, row, 20)), tokenizer, task)
+        alone = Generation(PrefixCache(FakeSequences(VOCAB, row, 20)), tokenizer, task)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
     assert engine.read[0] == 3 and set(engine.read[1:]) <= {1}, "the prompt is read once"

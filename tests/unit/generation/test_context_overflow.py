@@ -16,8 +16,8 @@ from localllm.errors import ContextError, UsageError
 from localllm.generation import context_overflow as overflow
 from localllm.generation.context_overflow import ShiftedSequence, rolling, unneeded
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.speculation import speculator
 from localllm.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def options(on_overflow: str | None, **more) -> GenerationOptions:
 def conversation(tiny: Path, *answers: str) -> tuple[FakeEngine, Session, Tokenizer]:
     tokenizer = Tokenizer.from_file(tiny)
     engine = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), CONTEXT)
-    return engine, Session(SequencePool(engine), tokenizer), tokenizer
+    return engine, Session(PrefixCache(engine), tokenizer), tokenizer
 
 
 # ---- a rolling sequence ---------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import localllm
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import UsageError
 from localllm.files.cache import prefix_files
-from localllm.generation import sequence_pool as waiting
+from localllm.generation import prefix_cache as waiting
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def conversation(tokenizer: Tokenizer, *answers: str) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), 4096)
-    return fake, Session(SequencePool(fake), tokenizer)
+    return fake, Session(PrefixCache(fake), tokenizer)
 
 
 def read(fake: FakeEngine, session: Session, question: str) -> int:
@@ -82,16 +82,16 @@ def test_branches_are_not_read_again(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, *(f"Answer {number}. {LONG_TEXT}" for number in range(8)))
     costs = [read(fake, session, f"question {number}") for number in range(3)]
     trunk = session.messages
-    session.sequences.hold()
+    session.cache.park()
     assert read(fake, session, "question 3") == costs[2]
     branch = session.messages
     for messages in (trunk, branch, trunk):
-        session.sequences.hold()
+        session.cache.park()
         session.messages = messages
         assert read(fake, session, "question 9") == costs[2]
     for _ in range(20):
-        session.sequences.hold()
-    assert len(fake.open_sequences) == 1 + waiting.HELD
+        session.cache.park()
+    assert len(fake.open_sequences) == 1 + waiting.PARKED
 
 
 def test_who_comes_back_takes_what_was_held(tokenizer: Tokenizer):
@@ -100,7 +100,7 @@ def test_who_comes_back_takes_what_was_held(tokenizer: Tokenizer):
     for number in range(3):
         read(fake, session, f"question {number}")
     trunk = session.messages
-    session.sequences.hold()
+    session.cache.park()
     session.messages = []
     read(fake, session, "something else")
     assert len(fake.open_sequences) == 2
@@ -115,7 +115,7 @@ def test_what_is_held_leaves_room_for_a_whole_context(tokenizer: Tokenizer, monk
     used = len(fake.open_sequences[0].tokens)
     for places, held in ((used + fake.context - 1, 1), (used + fake.context, 2)):
         monkeypatch.setattr(fake, "places", lambda places=places: (used, places))
-        session.sequences.hold()
+        session.cache.park()
         assert len(fake.open_sequences) == held
 
 
@@ -127,7 +127,7 @@ def test_an_answer_goes_on(tokenizer: Tokenizer):
     assert "".join(session.resume(three)) == "def"
     assert fake.calls[0][1] <= 2, "the answer's last token, which was not read yet"
     assert session.messages == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "abcdef"}]
-    again = Session(SequencePool(FakeEngine(tokenizer.vocab_size, fake.say, 4096)), tokenizer)
+    again = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, fake.say, 4096)), tokenizer)
     again.messages = session.messages
     assert "".join(again.resume(GREEDY)) == "ghijkl", "of an answer that another process has given"
     assert "".join(again.resume(GREEDY)) == "" and again.messages[-1]["content"] == "abcdefghijkl"
@@ -146,7 +146,7 @@ def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Token
 
 def test_a_thought_goes_on(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "<think>Hm, well.</think>Four."), 4096)
-    session = Session(SequencePool(fake), tokenizer, CHATML + "{# </think> #}")
+    session = Session(PrefixCache(fake), tokenizer, CHATML + "{# </think> #}")
     list(session.ask("2 + 2", GenerationOptions(max_tokens=9, sampling=SamplingOptions(temperature=0))))
     assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "Hm"}
     assert "".join(session.resume(GREEDY)) == "Four."
@@ -171,7 +171,7 @@ def test_it_is_as_if_the_turn_had_not_been(model: str, request):
             answer = session.ask("And then?", plain)
             list(answer)
             assert len(answer.prompt) - answer.cached_tokens < 60
-            with beginning_with(session.sequences, [*answer.prompt, *answer.tokens, 5]) as (sequence, _):
+            with beginning_with(session.cache, [*answer.prompt, *answer.tokens, 5]) as (sequence, _):
                 rows.append((answer.tokens, sequence.append([5])))
     assert rows[0][0] == rows[1][0]
     np.testing.assert_array_equal(rows[0][1], rows[1][1])
@@ -189,7 +189,7 @@ def test_a_conversation_of_an_earlier_process(model: str, request, tmp_path: Pat
             latest = session.ask(f"{LONG_TEXT} {number}", SHORT)
             list(latest)
         messages, held = session.messages, len(latest.prompt) + len(latest.tokens)
-        session.sequences.write_conversation()
+        session.cache.write_conversation()
         answer = session.ask("And then?", SHORT)
         said = "".join(answer)
     assert held > 1024

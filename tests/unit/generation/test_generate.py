@@ -12,11 +12,10 @@ from tiny_model import write_tiny_model
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.sequence_sources import PoolSource
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import Drafter, account_of
 from localllm.generation.speculation.speculator import Speculator
@@ -32,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
 
 
-def start(tokenizer: Tokenizer, sequences: SequencePool, prompt: list[int], **options) -> Generation:
+def start(tokenizer: Tokenizer, sequences: PrefixCache, prompt: list[int], **options) -> Generation:
     chosen = GenerationOptions(**{"sampling": GREEDY, **options})
     return Generation(sequences, tokenizer, Task(prompt, tokenizer.stream(continued=True), chosen))
 
@@ -42,7 +41,7 @@ def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:
 
 
 def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "hello world")), [5])
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "hello world")), [5])
     assert "".join(answer) == answer.text == "hello world"
     assert (answer.finish_reason, answer.tokens) == ("stop", tokenizer.encode("hello world"))
     assert 0 < answer.prefill_s <= answer.ttft_s
@@ -51,48 +50,48 @@ def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
 
 def test_pieces_are_never_half_characters(tokenizer: Tokenizer):
     text = "é€😀 naïve"
-    pieces = list(start(tokenizer, SequencePool(engine(tokenizer, text)), [5]))
+    pieces = list(start(tokenizer, PrefixCache(engine(tokenizer, text)), [5]))
     assert "".join(pieces) == text
     assert "�" not in text and all(pieces)
     assert "😀" in pieces
 
 
 def test_a_character_that_max_tokens_cuts(tokenizer: Tokenizer):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "a😀")), [5], max_tokens=3)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "a😀")), [5], max_tokens=3)
     assert ("".join(answer), answer.finish_reason) == ("a�", "length")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4])
 def test_max_tokens(tokenizer: Tokenizer, limit: int):
     fake = engine(tokenizer, "abcdefgh")
-    answer = start(tokenizer, SequencePool(fake), [5], max_tokens=limit)
+    answer = start(tokenizer, PrefixCache(fake), [5], max_tokens=limit)
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh"[:limit], "length")
     assert len(fake.calls) == max(limit, 1), "no token is computed for nothing"
 
 
 def test_an_answer_that_fits_exactly_has_ended(tokenizer: Tokenizer):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "abc")), [5], max_tokens=4)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "abc")), [5], max_tokens=4)
     assert ("".join(answer), answer.finish_reason) == ("abc", "stop")
 
 
 def test_the_context_ends_the_answer(tokenizer: Tokenizer):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "abcdefghijkl", context=9)), [5])
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "abcdefghijkl", context=9)), [5])
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh", "length")
 
 
 def test_a_prompt_that_does_not_fit(tokenizer: Tokenizer):
     fake = engine(tokenizer, "x", context=9)
     with pytest.raises(ContextError, match=r"9 tokens.*holds only 9"):
-        start(tokenizer, SequencePool(fake), [5] * 9)
+        start(tokenizer, PrefixCache(fake), [5] * 9)
     assert fake.calls == []
     with pytest.raises(UsageError, match="empty"):
-        start(tokenizer, SequencePool(fake), [])
+        start(tokenizer, PrefixCache(fake), [])
 
 
 def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id, context=2000)
     seen = []
-    answer = start(tokenizer, SequencePool(fake), [5] * 1100, on_progress=lambda *progress: seen.append(progress))
+    answer = start(tokenizer, PrefixCache(fake), [5] * 1100, on_progress=lambda *progress: seen.append(progress))
     assert list(answer) == []
     assert fake.calls == [(0, 512), (512, 512), (1024, 76)]
     assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
@@ -100,7 +99,7 @@ def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
 
 def test_what_is_cached_is_not_read_again(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id)
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     for prompt, position, cached in (([5, 6, 7], 0, 0), ([5, 6, 8, 9], 2, 2), ([5, 6, 8, 9], 3, 3), ([5], 0, 0)):
         answer = start(tokenizer, sequences, prompt)
         list(answer)
@@ -113,7 +112,7 @@ def test_what_is_cached_is_not_read_again(tokenizer: Tokenizer):
 @pytest.mark.parametrize("when", ["prefill", "decode", "consumer"])
 def test_an_interruption_loses_nothing(tokenizer: Tokenizer, when: str):
     fake = engine(tokenizer, "abcdef")
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     list(start(tokenizer, sequences, [5, 6, 7, 8]))
     answer = start(tokenizer, sequences, [5, 6, 9])
     with pytest.raises(KeyboardInterrupt):
@@ -138,7 +137,7 @@ def test_an_interruption_loses_nothing(tokenizer: Tokenizer, when: str):
 def test_an_older_answer_goes_on(tokenizer: Tokenizer):
     """Whatever the model was asked since: every answer has a sequence of its own."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "abc"))
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     first, second = start(tokenizer, sequences, [5]), start(tokenizer, sequences, [6])
     assert next(first) == "a"
     assert next(second) == "a"
@@ -150,7 +149,7 @@ def test_an_older_answer_goes_on(tokenizer: Tokenizer):
 
 def test_one_sequence_is_kept_and_the_others_are_closed(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abc")
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     answers = [start(tokenizer, sequences, [number, 9]) for number in range(5)]
     for answer in answers:
         next(answer)
@@ -167,7 +166,7 @@ def test_one_sequence_is_kept_and_the_others_are_closed(tokenizer: Tokenizer):
 def test_an_answer_begins_where_another_one_is(tokenizer: Tokenizer):
     """What both have in common is read once, even while the other one is going on."""
     fake = engine(tokenizer, "abcdefgh")
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     first = start(tokenizer, sequences, [5, 6, 7, 8])
     next(first)
     second = start(tokenizer, sequences, [5, 6, 7, 9])
@@ -181,7 +180,7 @@ def test_an_answer_begins_where_another_one_is(tokenizer: Tokenizer):
 def test_the_one_that_holds_more_is_taken(tokenizer: Tokenizer):
     """Of the one that is kept and those in use."""
     fake = engine(tokenizer, "abcdef")
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     list(start(tokenizer, sequences, [5, 6, 7]))
     going_on = start(tokenizer, sequences, [8, 9, 10, 11])
     next(going_on)
@@ -198,7 +197,7 @@ def test_the_one_that_holds_more_is_taken(tokenizer: Tokenizer):
 
 def test_a_forgotten_answer_gives_its_sequence_back(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abcdef")
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
     next(start(tokenizer, sequences, [5, 6, 7]))
     answer = start(tokenizer, sequences, [5, 6, 7, 8])
     next(answer)
@@ -215,7 +214,7 @@ def test_what_two_lists_have_in_common():
 
 def test_a_closed_model(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abc")
-    answer = start(tokenizer, SequencePool(fake), [5])
+    answer = start(tokenizer, PrefixCache(fake), [5])
     assert next(answer) == "a"
     fake.close()
     with pytest.raises(LocalllmError, match="closed"):
@@ -234,7 +233,7 @@ def test_a_closed_model(tokenizer: Tokenizer):
     ],
 )
 def test_stop_strings(tokenizer: Tokenizer, stops: tuple[str, ...], shown: str):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "hello world")), [5], stop=stops)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "hello world")), [5], stop=stops)
     assert "".join(answer) == answer.text == shown
     assert answer.finish_reason == "stop"
 
@@ -253,7 +252,7 @@ def test_a_stop_filter_never_shows_a_part_of_a_stop_string():
 
 
 def test_held_text_comes_out_at_the_end(tokenizer: Tokenizer):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, "say hel")), [5], stop="hello")
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, "say hel")), [5], stop="hello")
     assert list(answer)[-1] == "hel"
     assert answer.text == "say hel"
 
@@ -261,9 +260,9 @@ def test_held_text_comes_out_at_the_end(tokenizer: Tokenizer):
 def test_penalties_see_the_prompt(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: 9)
     greedy = SamplingOptions(temperature=0, presence_penalty=100.0)
-    (first,) = start(tokenizer, SequencePool(fake), [5], sampling=greedy, max_tokens=1)
+    (first,) = start(tokenizer, PrefixCache(fake), [5], sampling=greedy, max_tokens=1)
     assert first == tokenizer.decode([9])
-    answer = start(tokenizer, SequencePool(fake), [9], sampling=greedy, max_tokens=1)
+    answer = start(tokenizer, PrefixCache(fake), [9], sampling=greedy, max_tokens=1)
     list(answer)
     assert answer.tokens != [9]
 
@@ -360,7 +359,7 @@ def test_what_a_reader_of_calls_holds_comes_at_the_end(
     ("abcdefghijkl", 9, None, True), ("abcdefghijkl", 9, 9, True), ("abcdefghijkl", 9, 8, False),
 ])  # fmt: skip
 def test_whether_the_context_ended_an_answer(tokenizer: Tokenizer, said: str, context: int, most: int, is_full: bool):
-    answer = start(tokenizer, SequencePool(engine(tokenizer, said, context)), [5], max_tokens=most)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, said, context)), [5], max_tokens=most)
     assert "".join(answer) in said and answer.is_full is is_full
 
 
@@ -372,7 +371,7 @@ def test_how_long_drafts_may_be(tokenizer: Tokenizer, said: str, most: int, draf
     asked, made, learnt = [], [], []
     guesses = SimpleNamespace(draft=lambda most, others: asked.append(most) or [], learn=learnt.append)
     monkeypatch.setattr(Speculator, "_start", lambda speculator, answer: made.append(answer) or guesses)
-    answer = start(tokenizer, SequencePool(engine(tokenizer, said)), [5], max_tokens=most)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, said)), [5], max_tokens=most)
     assert "".join(answer) == said[:most]
     assert (asked, len(made)) == (drafts, bool(drafts))
     assert [token for drawn in learnt for token in drawn] == answer.tokens[1:] and len(learnt) == len(drafts)
@@ -420,8 +419,8 @@ def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bo
 def test_which_answers_are_remembered(speculate: str | None, length: int, is_kept: bool | None):
     added, ids = list[tuple](), [5] * length + [6, 7]
     written: Any = SimpleNamespace(add=lambda *told: added.append(told), collect=lambda: None) if speculate else None
-    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening())
-    PoolSource(SequencePool(FakeEngine(9, lambda tokens: []), None, written)).give_back(answer)  # type: ignore[arg-type]
+    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening(), segments=None)
+    PrefixCache(FakeEngine(9, lambda tokens: []), None, written).give_back(answer)  # type: ignore[arg-type]
     assert answer.sequence is None and added == ([] if is_kept is None else [(ids, 4, is_kept)])
 
 

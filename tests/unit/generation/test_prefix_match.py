@@ -13,8 +13,8 @@ from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
 from localllm.generation.context_overflow import ShiftedSequence
+from localllm.generation.prefix_cache import PARKED, CachedSequence, PrefixCache
 from localllm.generation.prefix_match import NOTHING, PrefixMatch, ReuseCandidate, TurnBoundary, longest_match
-from localllm.generation.sequence_pool import HELD, PooledSequence, SequencePool
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))
@@ -72,7 +72,7 @@ def test_the_same_prompt_is_not_read_at_all():
 
 def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
     """Where a sequence went back to behind a short prompt is none for a long one, which is read in other runs."""
-    sequences = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9)))
+    sequences = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9)))
     begun = []
     for ids in ([2] * 60, [2] * 50 + [3] * (PRECISE_TOKENS - 50), [2] * 50 + [3] * 50 + [4] * 100):
         with beginning_with(sequences, ids) as one:
@@ -92,7 +92,7 @@ class TakenLock:
 
 def test_threads_wait_for_each_other():
     """Whoever begins, ends, puts aside or writes."""
-    sequences, ids = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
+    sequences, ids = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
     waited = False
     with pytest.raises(BlockingIOError), beginning_with(sequences, ids) as one:  # as it is given back
         one.sequence.append(ids[:FIRST])
@@ -104,7 +104,7 @@ def test_threads_wait_for_each_other():
         except BlockingIOError:
             waited = True
     assert waited
-    for call in (sequences.hold, sequences.write_conversation, lambda: beginning_with(sequences, ids).__enter__()):
+    for call in (sequences.park, sequences.write_conversation, lambda: beginning_with(sequences, ids).__enter__()):
         with pytest.raises(BlockingIOError):
             call()
 
@@ -117,7 +117,7 @@ def test_threads_wait_for_each_other():
 def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_known: bool):
     """Of the latest that was read in whole runs; its logits are its own."""
     engine = FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)
-    sequences, sequence, logits = SequencePool(engine), engine.sequence(), np.ones((1, 9))
+    sequences, sequence, logits = PrefixCache(engine), engine.sequence(), np.ones((1, 9))
     for place in range(0, length, FIRST):
         sequence.append([2] * min(FIRST, length - place))
     sequence.aligned = aligned
@@ -132,7 +132,7 @@ def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_
     assert len(engine.made) == 1 + 2 * is_known
 
 
-def read(sequences: SequencePool, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
+def read(sequences: PrefixCache, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
     """Read a prompt: how much of it was there, and the logits if all was."""
     with beginning_with(sequences, ids, **how) as (sequence, logits):
         held = len(sequence.tokens)
@@ -152,27 +152,27 @@ def test_who_was_left_may_come_back():
     """As many as are held, as long as a whole one more has room."""
     engine = engine_of(100)
     engine.places = lambda: (50, 150)
-    sequences = SequencePool(engine)
-    sequences.hold()
+    sequences = PrefixCache(engine)
+    sequences.park()
     assert not engine.made
-    for number in range(HELD + 2):
+    for number in range(PARKED + 2):
         read(sequences, [number] * 9)
-        sequences.hold()
-    assert [one.tokens for one in sequences._held] == [[number] * 9 for number in range(2, HELD + 2)]
-    assert engine.open() == HELD + 1
+        sequences.park()
+    assert [one.tokens for one in sequences._parked] == [[number] * 9 for number in range(2, PARKED + 2)]
+    assert engine.open() == PARKED + 1
     assert [read(sequences, [number] * 9 + [8])[0] for number in (1, 2, 2)] == [0, 9, 9]
     for places, held in (((51, 150), 3), ((50, 150), 4)):  # 2 was taken
         engine.places = lambda found=places: found
-        sequences.hold()
-        assert len(sequences._held) == held
+        sequences.park()
+        assert len(sequences._parked) == held
     read(sequences, [1] * 9, keep=2)
-    sequences.hold()
-    assert len(sequences._held) == 4
+    sequences.park()
+    assert len(sequences._parked) == 4
 
 
 def test_an_end_is_for_those_that_do_not_roll():
     engine = engine_of()
-    sequences, ids = SequencePool(engine), [2] * (FIRST + 2)
+    sequences, ids = PrefixCache(engine), [2] * (FIRST + 2)
     assert read(sequences, ids, is_told=True) == (0, None)
     assert read(sequences, ids, keep=5) == (FIRST + 1, None)
     held, logits = read(sequences, ids)
@@ -207,9 +207,9 @@ class Files:
 )
 def test_what_files_are_asked_for(earlier: int | None, conversations: list[int]):
     files, how = Files(), {} if earlier is None else {"earlier": earlier}
-    read(SequencePool(engine_of(), files), [2] * 20, **how)
+    read(PrefixCache(engine_of(), files), [2] * 20, **how)
     assert files.asked == [(20, sys.maxsize, False), *((length, sys.maxsize, True) for length in conversations)]
-    read(SequencePool(engine_of(), files), [2] * 20, keep=4, **how)
+    read(PrefixCache(engine_of(), files), [2] * 20, keep=4, **how)
     assert len(files.asked) == 1 + len(conversations)
 
 
@@ -221,24 +221,24 @@ def test_what_files_have_goes_on():
     for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 9, [TurnBoundary(9, 9)])):
         loaded = engine.sequence()
         loaded.append(ids[:there])
-        files = Files(found, PooledSequence(loaded))
-        sequences = SequencePool(engine, files)
+        files = Files(found, CachedSequence(loaded))
+        sequences = PrefixCache(engine, files)
         with beginning_with(sequences, ids, earlier=11) as begun:
             assert begun == (loaded, None)
             assert sequences._turns[loaded] == [*turns, TurnBoundary(20)]
         sequences.write_conversation()
-        assert sequences._kept is loaded and not files.kept
-    files = Files({(20, False): prompt, (11, True): talk}, None, None, PooledSequence(loaded))
-    assert read(SequencePool(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
+        assert [*sequences.idle] == [loaded] and not files.kept
+    files = Files({(20, False): prompt, (11, True): talk}, None, None, CachedSequence(loaded))
+    assert read(PrefixCache(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
     loaded.truncate(8)
-    assert read(SequencePool(engine, files), ids, earlier=11) == (8, None)
+    assert read(PrefixCache(engine, files), ids, earlier=11) == (8, None)
 
 
 def test_what_goes_to_files():
     """Prompts that were read anew, once; conversations when that is asked. Only what takes long to read again."""
     engine, files, texts = engine_of(), Files(), []
     written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)), collect=lambda: None)
-    sequences, ids = SequencePool(engine, files, written), [2] * (FIRST + 1)
+    sequences, ids = PrefixCache(engine, files, written), [2] * (FIRST + 1)
     sequences.write_conversation()
     assert (files.kept, texts) == ([], [])
     for _ in range(2):
@@ -261,18 +261,18 @@ def test_what_goes_to_files():
 
 
 def test_a_closed_sequence_is_not_kept():
-    sequences = SequencePool(engine_of())
+    sequences = PrefixCache(engine_of())
     read(sequences, [2] * 9)
-    kept = sequences._kept
+    (kept,) = sequences.idle
     with beginning_with(sequences, [2] * 9) as one, beginning_with(sequences, [3] * 9) as other:
         assert one.sequence is kept
         other.sequence.close()
-    assert sequences._kept is kept and not kept.closed
+    assert [*sequences.idle] == [kept] and not kept.closed
 
 
 def test_no_turn_ends_behind_what_is_held():
     engine = engine_of()
-    sequences, sequence = SequencePool(engine), engine.sequence()
+    sequences, sequence = PrefixCache(engine), engine.sequence()
     assert sequences._ended(sequence) == []
     sequence.append([2] * 12)
     sequences._turns[sequence] = [TurnBoundary(3, 5), TurnBoundary(6, 20), TurnBoundary(9)]

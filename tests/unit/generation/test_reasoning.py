@@ -20,6 +20,7 @@ from localllm.cli.terminal.output import printable
 from localllm.errors import UsageError
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import (
     ANSWER,
     FORMATS,
@@ -33,7 +34,6 @@ from localllm.generation.reasoning import (
     template_variables,
 )
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate
@@ -156,7 +156,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
-    return Session(SequencePool(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
+    return Session(PrefixCache(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
 
 
 def test_elements_close_what_they_open():
@@ -278,7 +278,7 @@ def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
     script = [*tokenizer.encode("[THINK]Hm[/THINK]Yes", special=True), tokenizer.eos_id]
     assert len(script) == 8
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(max(0, len(tokens) - start), 7)])
-    session = Session(SequencePool(fake), tokenizer, TURNS)
+    session = Session(PrefixCache(fake), tokenizer, TURNS)
     start = len(session.encode_chat([{"role": "user", "content": "Hi"}]))
     answer = session.ask("Hi", GREEDY)
     assert ("".join(answer), answer.thinking) == ("Yes", "Hm")

@@ -1,5 +1,6 @@
 """Continuous batching, on an engine whose logits are known: each answer is what it would be alone."""
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from itertools import product
@@ -14,18 +15,18 @@ from hypothesis import strategies as st
 from step_costs import Free
 
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.memory.prefix_cache import CachedPrefix
+from localllm.engine.memory.prefix_store import CachedPrefix
+from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import answers
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments, most_between_steps, piece, shareable
 from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.sequence_sources import BatchSource
 from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.arguments import PAGE
 from tests.unit.generation.test_beam_search import VOCAB, Letters, table
@@ -77,6 +78,10 @@ def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
     return finished
 
 
+def live_cache(engine: Paged, is_live: bool = True, store: Any = None) -> PrefixCache:
+    return PrefixCache(engine, store, is_shared=True, is_live=is_live)  # type: ignore[arg-type]
+
+
 def request(prompt: list[int], n: int = 1, **options) -> Request:
     sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
     chosen = GenerationOptions(**options, sampling=SamplingOptions(**sampling))
@@ -86,7 +91,7 @@ def request(prompt: list[int], n: int = 1, **options) -> Request:
 def alone(asked: Request, row: Callable, seed: int, context: int) -> Generation:
     asked_for = asked.task.options
     options = GenerationOptions(asked_for.max_tokens, asked_for.stop, SamplingOptions(seed=seed), speculate="off")
-    sequences = SequencePool(FakeSequences(VOCAB, row, context))
+    sequences = PrefixCache(FakeSequences(VOCAB, row, context))
     generation = Generation(sequences, Letters(), Task(asked.prompt, Letters().stream(), options))
     for _ in generation:
         pass
@@ -141,7 +146,7 @@ def test_several_answers_are_those_of_n_best():
     row, options = table(3), {"max_tokens": 9, "seed": 5}
     [one] = ask(Paged(row), [request([2, 3], 4, **options)])
     chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
-    sequences = SequencePool(FakeSequences(VOCAB, row))
+    sequences = PrefixCache(FakeSequences(VOCAB, row))
     expected = answers(sequences, Letters(), Task([2, 3], Letters().stream(), chosen), 4)
     assert [(a.text, a.tokens, a.logprob, a.seed) for a in one.answers] == [
         (a.text, a.tokens, a.logprob, a.seed) for a in expected
@@ -317,13 +322,14 @@ def test_after_stop_nothing_begins():
 def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
     """More than a page of it."""
     engine, asked = Paged(table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
-    with closing(Scheduler(engine, Letters(), [asked], source=BatchSource())) as batch:
+    with closing(Scheduler(engine, Letters(), [asked], cache=live_cache(engine))) as batch:
         turns = iter(batch)
         while not asked.begun:
             assert next(turns) == []
         assert asked.answers[0].held == length + 1
         batch.drop(asked)
-        assert (batch.running, [*batch._source.kept], engine.open()) == ([], asked.answers * is_kept, is_kept)
+        assert (batch.running, [len(one.tokens) for one in batch._cache.idle]) == ([], [length + 1] * is_kept)
+        assert engine.open() == is_kept
         assert [*turns] == []
     assert engine.open() == 0
 
@@ -342,31 +348,36 @@ def test_an_answer_that_fails_among_others(error: Exception, is_live: bool):
         with pytest.raises(KeyError):
             ask(engine, asked)
         return
-    assert ask(engine, asked, source=BatchSource(is_live=is_live)) == asked
+    assert ask(engine, asked, cache=live_cache(engine, is_live)) == asked
     assert str(asked[0].error) == ("no" if isinstance(error, UsageError) else "internal error: KeyError")
     assert asked[1].error is None and len(asked[1].answers[0].tokens) == 5
 
 
-@pytest.mark.parametrize(("held", "cached"), [(100, 100), (PAGE, PAGE), (0, 0)])
-def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
-    """All of it with its logits, or its beginning."""
-    row, prompt, heard = table(1, ending=-9.0), [2, 3] * 50, []
-    engine, asked = Paged(row), request([2, 3] * 50, max_tokens=4, seed=1, speculate="off")
+@pytest.mark.parametrize("held", [CHUNK + 20, CHUNK, 0])
+def test_what_files_have_of_a_prompt_is_not_read(held: int):
+    """All of it with its logits, or whole runs at its beginning."""
+    row, prompt, heard = table(1, ending=-9.0), [2, 3] * (CHUNK // 2 + 10), []
+    length, context = len(prompt), 2 * CHUNK
+    engine, asked = Paged(row, context), request(prompt, max_tokens=4, seed=1, speculate="off")
 
-    def find(ids: list[int], known: int) -> CachedPrefix | None:
-        heard.append(([*ids], known))
+    def stored(ids: list[int], most: int) -> StoredPrefix | None:
+        heard.append(([*ids], most))
+        return StoredPrefix(ids[:held], (), held == length, False) if held else None
+
+    def load(stored: StoredPrefix) -> CachedPrefix:
         sequence = engine.sequence()
-        if held:
-            sequence.add(ids[:held])
-        return CachedPrefix(sequence, np.array([row(tuple(ids))]) if held == len(ids) else None) if held else None
+        for place in range(0, held, CHUNK):
+            sequence.add(stored.ids[place : place + CHUNK])
+        return CachedPrefix(sequence, np.array([row(tuple(prompt))]) if stored.has_logits else None)
 
-    prefixes: Any = SimpleNamespace(find=find)
-    with closing(Scheduler(engine, Letters(), [asked], source=BatchSource(prefixes))) as batch:
+    store: Any = SimpleNamespace(stored=stored, load=load)
+    with closing(Scheduler(engine, Letters(), [asked], cache=live_cache(engine, store=store))) as batch:
         assert [some for some in batch if some] == [[asked]]
-    assert (heard, asked.cached) == ([(prompt, 0)], cached)
-    begins = [(held, 100 - held)] if held < 100 else []
-    assert [work[0] for _, work in engine.ran] == [*begins, (100, 1), (101, 1), (102, 1)]
-    assert asked.answers[0].tokens == alone(asked, row, 1, 512).tokens
+    assert (heard, asked.cached) == ([(prompt, sys.maxsize)], held)
+    ran = [one for _, work in engine.ran for one in work]
+    assert sum(count for _, count in ran[:-3]) == length - held
+    assert ran[-3:] == [(length, 1), (length + 1, 1), (length + 2, 1)]
+    assert asked.answers[0].tokens == alone(asked, row, 1, context).tokens
 
 
 @pytest.mark.parametrize(("places", "width", "may", "left"), [
@@ -376,22 +387,19 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
 def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     """What is unread and a page for each to grow; of what is kept all may go but the latest."""
     engine = Paged(table(1))
-    batch = Scheduler(engine, Letters(), [], parallel=3, places=places, source=BatchSource())
-    joining: Any = SimpleNamespace(ids=[5] * 100, width=width, segments=None)
+    batch = Scheduler(engine, Letters(), [], parallel=3, places=places, cache=live_cache(engine))
+    joining = request([5] * 100, n=width).begin(engine, Letters())[0]
     for token in (2, 3):
         sequence = engine.sequence()
         sequence.add([token] * 100)
-        batch._source.kept.append(
-            SimpleNamespace(
-                sequence=sequence, ids=sequence.tokens, segments=None, close=sequence.close, release=sequence.release
-            )
-        )  # type: ignore[arg-type]
-    assert batch._may_join(joining) and len(batch._source.kept) == 2, "nobody else is there"
+        batch._cache._segments[sequence] = PrefillSegments(sequence.tokens, engine.runs)
+        batch._cache.idle.append(sequence)
+    assert batch._may_join(joining) and len(batch._cache.idle) == 2, "nobody else is there"
     batch.running = [
         SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1, segments=None, release=lambda: None)
     ]  # type: ignore[list-item]
-    assert (batch._may_join(joining), len(batch._source.kept)) == (may, left)
-    assert batch._source.kept[-1].ids[0] == 3
+    assert (batch._may_join(joining), len(batch._cache.idle)) == (may, left)
+    assert batch._cache.idle[-1].tokens[0] == 3
     batch.close()
     assert engine.open() == 0
 

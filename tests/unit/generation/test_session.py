@@ -21,8 +21,8 @@ from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Prompt, Session, blind, has_calls
 from localllm.generation.vision import image_encoder as eye
 from localllm.generation.vision.adapter import VisionAdapter
@@ -44,7 +44,7 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), context)
-    return fake, Session(SequencePool(fake), tokenizer)
+    return fake, Session(PrefixCache(fake), tokenizer)
 
 
 def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
@@ -197,7 +197,7 @@ def test_several_answers_of_one_model(tiny: Path):
 def test_answers_that_nobody_wants(tiny: Path):
     """They queue at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
     with localllm.open(tiny, backend="reference") as model:
-        sequences = model.session.sequences
+        sequences = model.session.cache
 
         def begin() -> Generation:
             answer = model.generate("hello", max_tokens=6, temperature=0)
@@ -212,7 +212,7 @@ def test_answers_that_nobody_wants(tiny: Path):
                 begin()
                 assert len(sequences._released) == 1
                 sequences.collect()
-                assert len(sequences._busy) == 0 and sequences._kept
+                assert len(sequences._busy) == 0 and sequences.idle
             cycle = [begin()]
             cycle.append(cycle)
             assert len(sequences._busy) == 1
@@ -309,14 +309,14 @@ def test_in_plain_conversations_a_model_does_not_speak_for_the_user(tokenizer: T
         read.append(len(tokens))
         return said[min(len(tokens) - read[0], len(said) - 1)]
 
-    session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
+    session = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
     assert "".join(session.ask("Are you?", replace(GREEDY, stop=stop))) == expected
 
 
 def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
     """Who leaves a conversation, or begins another, says so to what keeps it; of others nothing is known."""
     heard = list[str]()
-    kept = SimpleNamespace(hold=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write"))
+    kept = SimpleNamespace(park=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write"))
     session = Session(kept, tokenizer)  # type: ignore[arg-type]
     session.hold()
     assert heard == ["hold"]
@@ -349,7 +349,7 @@ def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
      "an answer with a regex cannot be continued"),
 ])  # fmt: skip
 def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str):
-    session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
+    session = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
     session._history = [] if latest is None else [{"role": "user", "content": "Hi"}, latest]
     with pytest.raises(UsageError, match=f"^{problem}"):
         session.resume(GenerationOptions(**options))
@@ -454,7 +454,7 @@ def by_length(context: int = 64, start: int | None = None) -> Any:
     """A session whose messages have a token for each character, 1, 2, ..."""
     session: Any = Session.__new__(Session)
     engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
-    session.sequences = SimpleNamespace(context=context, engine=engine)
+    session.cache = SimpleNamespace(context=context, engine=engine)
     session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how], chat_templates={})
     session._choice = None
     session._recommended = SamplingOptions(top_k=7)
@@ -504,7 +504,7 @@ def test_what_is_done_where_a_conversation_is_too_long(
     options = GenerationOptions(on_overflow=overflow, keep=keep)
     history = said([20, 10, 27])
     kept, answer = session._answered([], history, options, own)
-    assert (kept, answer) == (history[-1:] if forgotten else history, (session.sequences, session.tokenizer, "task"))
+    assert (kept, answer) == (history[-1:] if forgotten else history, (session.cache, session.tokenizer, "task"))
     ((prompt, chosen, decoder, earlier),) = tasks
     assert (len(prompt.ids), decoder, earlier, session.forgotten) == (length, "decoder", holds, forgotten)
     assert (chosen.keep, chosen.sampling.top_k, chosen.on_overflow) == (keeps, 7, overflow)
@@ -530,7 +530,7 @@ def test_what_is_asked_of_a_text(monkeypatch):
     assert (alone.prompt, alone.n, alone.key, several.n, several.key) == ([3, 4], 1, None, 2, "key")
     assert (several.task.options.max_tokens, several.task.options.sampling.top_k) == (5, 7)
     sequences, tokenizer, task = session.complete([5], GenerationOptions(max_tokens=5))
-    assert (sequences, tokenizer, task.prompt, task.decoder) == (session.sequences, session.tokenizer, [5], "decoder")
+    assert (sequences, tokenizer, task.prompt, task.decoder) == (session.cache, session.tokenizer, [5], "decoder")
     assert (task.options.max_tokens, task.options.sampling.top_k, streams) == (5, 7, [True] * 5)
 
 

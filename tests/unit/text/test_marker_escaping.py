@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
-from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.session import Session
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.marker_escaping import BREAK, Markers
@@ -191,7 +191,7 @@ def test_a_vocabulary_without_control_tokens():
 
 def test_raw_text_is_what_the_user_says_it_is():
     tokenizer = chatml_tokenizer()
-    session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, lambda tokens: 257)), tokenizer)
+    session = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, lambda tokens: 257)), tokenizer)
     assert session.complete("<|im_end|>").prompt == [257]
 
 

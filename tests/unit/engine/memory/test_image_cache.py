@@ -60,7 +60,7 @@ class Read:
 
     def __init__(self, path: Path, messages: list[dict], cache: bool = True, pan_and_scan: bool = False):
         with localllm.open(path, threads=2, cache=cache, pan_and_scan=pan_and_scan) as model:
-            sequences = model.session.sequences
+            sequences = model.session.cache
             request = model.session.request(messages)
             self.prompt = request.prompt
             with beginning_with(sequences, self.prompt) as (sequence, logits):
@@ -168,12 +168,12 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
     path, question, said = written(tmp_path, name), asked("What is this? " * 9, ONE), [5, 6, 7, 8]
 
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
-        with beginning_with(model.session.sequences, prompt, earlier=earlier) as (sequence, _):
+        with beginning_with(model.session.cache, prompt, earlier=earlier) as (sequence, _):
             known = len(sequence.tokens)
             return known, read_prompt(sequence, prompt, None)
 
     with localllm.open(path, threads=2) as model:
-        request, sequences = model.session.request(question), model.session.sequences
+        request, sequences = model.session.request(question), model.session.cache
         with beginning_with(sequences, request.prompt) as (sequence, _):
             sequences.was_read(sequence, 0, read_prompt(sequence, request.prompt, None))
             for token in said:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from models import DECLARATIONS
-from pooled import beginning_with
+from pooled import beginning_with, restored
 from project import ROOT
 from signals import apart, ctrl_c
 from tiny_hybrid import write_tiny_hybrid
@@ -26,9 +26,9 @@ import localllm
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import SLACK
 from localllm.engine.memory import fingerprint
-from localllm.engine.memory import prefix_cache as prefixes
+from localllm.engine.memory import prefix_store as prefixes
 from localllm.engine.memory.fingerprint import described, plain, sample
-from localllm.engine.memory.prefix_cache import PrefixCache
+from localllm.engine.memory.prefix_store import PrefixStore
 from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.run import BATCH
@@ -38,7 +38,7 @@ from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.chunked_prefill import read_prompt
-from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.kernels.arguments import PAGE
 from localllm.quant.cache import cache_folder
 
@@ -76,7 +76,7 @@ def open_model(path: Path, **options) -> localllm.Model:
 
 def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
     """How many tokens were known; the logits after the prompt, and after three tokens more, one by one."""
-    sequences = model.session.sequences
+    sequences = model.session.cache
     with beginning_with(sequences, ids) as (sequence, logits):
         known = len(sequence.tokens)
         if logits is None:
@@ -309,7 +309,7 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with open_model(tiny) as model:
-        assert model.prefixes.find(tokens(600)) is None
+        assert restored(model.prefixes, tokens(600)) is None
         assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
@@ -366,7 +366,7 @@ def test_the_least_recently_used_goes_first(tiny: Path, folder: Path, monkeypatc
     assert sizes <= 3.2 * one
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "1")
     with open_model(tiny) as model:
-        held = [model.prefixes.find(prompt) for prompt in prompts]
+        held = [restored(model.prefixes, prompt) for prompt in prompts]
         assert [len(found.sequence.tokens) if found else 0 for found in held] == [600, 0, 600, 600]
 
 
@@ -382,7 +382,7 @@ def test_of_a_prompt_its_end_goes_first(tiny: Path, folder: Path, monkeypatch, i
             most = sum(sorted(file.stat().st_size for file in folder.iterdir())[-left:])
             monkeypatch.setenv(prefix_files.SIZE_VARIABLE, str((most + 500) / 1e9))
             prefix_files.prune()
-            found = model.prefixes.find(ids)
+            found = restored(model.prefixes, ids)
             assert found and len(found.sequence.tokens) == left * BATCH
             found.sequence.close()
 
@@ -399,7 +399,7 @@ def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monk
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     with open_model(tiny) as model:
         assert read(model, ids)[0] == 0
-        assert model.prefixes.find(ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
+        assert restored(model.prefixes, ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
 
 
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
@@ -443,7 +443,7 @@ def test_where_runs_end(later: int):
 def test_what_is_read_of_long_prompts():
     """By an engine that tells: runs begin at multiples of 512, unless a turn goes on or all is read in 16 bits."""
     fake = FakeEngine(300, lambda tokens: 1, 5000)
-    sequences = SequencePool(fake)
+    sequences = PrefixCache(fake)
 
     def calls(ids: list[int]) -> list[tuple[int, int]]:
         fake.calls.clear()
@@ -577,35 +577,34 @@ def test_several_answers(tiny: Path):
     with open_model(tiny) as model:
         assert model.candidates(ids, **options) == anew
     with open_model(tiny) as model:
-        assert len(model.prefixes.find(ids).sequence.tokens) == 1100
+        assert len(restored(model.prefixes, ids).sequence.tokens) == 1100
         assert model.candidates(ids, **options) == anew
         other = model.candidates([*ids[:1050], 3], **options)
     with open_model(tiny, cache=False) as model:
         assert model.candidates([*ids[:1050], 3], **options) == other
 
 
-def test_find_is_for_everyone(tiny: Path):
+def test_what_files_hold_is_for_everyone(tiny: Path):
     """A sequence that begins as a list of tokens, to fork: what others build on."""
     ids = tokens(1100)
     in_new_process(tiny, ids)
     with open_model(tiny) as model:
-        assert isinstance(model.prefixes, PrefixCache)
-        assert model.prefixes.find(tokens(1100, seed=9)) is None
-        assert model.prefixes.find(ids, known=1100) is None
-        sequence, logits = model.prefixes.find(ids)
+        assert isinstance(model.prefixes, PrefixStore)
+        assert restored(model.prefixes, tokens(1100, seed=9)) is None
+        sequence, logits = restored(model.prefixes, ids)
         assert sequence.tokens == ids and logits.shape == (1, model.engine.vocab_size)
         assert sequence.fork().aligned == 1024
-        sequence, logits = model.prefixes.find([*ids, 3])
+        sequence, logits = restored(model.prefixes, [*ids, 3])
         assert sequence.tokens == ids[:1024] and logits is None
 
 
 class Written:
-    """What a PrefixCache would write, where it waits to be told; and how often a sequence was closed."""
+    """What a PrefixStore would write, where it waits to be told; and how often a sequence was closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.begun, self.go_on, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.closed, self.pruned, self.error = list[str](), 0, None
-        self.kept = prefixes.PrefixCache(
+        self.kept = prefixes.PrefixStore(
             SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
             SimpleNamespace(path="name.gguf", parts=[__file__]),  # type: ignore[arg-type]
         )

@@ -9,10 +9,11 @@ from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
+from pooled import restored
 
 from localllm.arch.layer_state import Paged, Recurrent
-from localllm.engine.memory import prefix_cache as prefixes
-from localllm.engine.memory.prefix_cache import PendingWrite, PrefixCache, paged_store
+from localllm.engine.memory import prefix_store as prefixes
+from localllm.engine.memory.prefix_store import PendingWrite, PrefixStore, paged_store
 from localllm.engine.memory.sequence_state import PagedStore
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -74,7 +75,7 @@ class World:
                             ("is_worth_caching", lambda ids: True)):  # fmt: skip
             monkeypatch.setattr(prefixes, name, value)
         self.state = "as it was"
-        self.prefixes = PrefixCache(engine, SimpleNamespace(path="folder\\m.gguf"))
+        self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf"))
 
     def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
         self.sequences.append(SimpleNamespace(
@@ -111,15 +112,14 @@ def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
     assert world.found(ids, 8) == ([(0, 4), (4, 8)], 8, False)
     assert world.found(ids, 7) == ([(0, 4)], 4, False) and world.found(ids, 3) is None
     assert world.found([99, *ids]) is None and world.found(ids, 99, True) is None
-    read = world.prefixes.find(ids)
+    read = restored(world.prefixes, ids)
     assert read.sequence.store.had == [
         (first, last, {"pages": f"pages {first} {last}"}) for first, last in ((0, 4), (4, 8), (8, 10))
     ]  # fmt: skip
     assert (read.sequence.tokens, read.sequence.aligned, read.sequence.images) == (ids, 8, ["images of 10"])
     assert read.logits.tolist() == [[1.5, 2.5]] and read.logits.dtype == np.float32
-    read = world.prefixes.find([*ids, 10], known=7)
+    read = restored(world.prefixes, [*ids, 10])
     assert (len(read.sequence.tokens), read.sequence.aligned, read.logits) == (8, 8, None)
-    assert world.prefixes.find([*ids, 10], known=8) is None
     abouts = {(one.about.model, one.about.end) for one in prefix_files.list_entries()}
     assert abouts == {("m.gguf", 4), ("m.gguf", 8), ("m.gguf", 10)}
     before = {one.about.end: one.about.before for one in prefix_files.list_entries()}
@@ -155,8 +155,8 @@ def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, foun
         return made
 
     world.prefixes._engine.sequence = limited
-    read = world.prefixes.find(ids)
-    assert (read and len(read.sequence.tokens)) == found and world.prefixes.find([99]) is None
+    read = restored(world.prefixes, ids)
+    assert (read and len(read.sequence.tokens)) == found and restored(world.prefixes, [99]) is None
     monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: False)
     assert world.found(ids) is None
     monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: True)
@@ -176,7 +176,7 @@ def test_whoever_keeps_something_waits(folder, monkeypatch):
     world.write(10, 8)
     world.prefixes._engine.lock = MagicMock(__enter__=Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
-        world.prefixes.find([*range(10)])
+        restored(world.prefixes, [*range(10)])
     assert world.sequences[-1].closed == 1
 
 
@@ -212,7 +212,7 @@ def test_which_parts_are_read(folder, monkeypatch, states, names, needed):
         assert world.found([*range(10)]) == ([(0, 4), (4, 8)], 8, False)
         assert world.found([*range(7)]) is None
         needed = [{"pages"}, {"pages", "states"}]
-    read = world.prefixes.find([*range(10)])
+    read = restored(world.prefixes, [*range(10)])
     assert [{*parts} for _, _, parts in read.sequence.store.had] == needed
 
 
@@ -222,7 +222,7 @@ def test_a_file_that_is_damaged_goes(folder, monkeypatch):
     world.write(10, 8)
     path = folder / world.prefixes._pieces(ids)[1].key
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    read = world.prefixes.find(ids)
+    read = restored(world.prefixes, ids)
     assert not path.exists() and [some.closed for some in world.sequences[1:]] == [1, 0]
     assert (len(read.sequence.tokens), read.logits) == (4, None)
     world.write(10, 8)

@@ -24,9 +24,9 @@ from localllm.generation.constraints.constraint import Constraint, Matcher, cons
 from localllm.generation.constraints.schemas import exact
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import ANSWER, FORMATS, Thinking
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -186,7 +186,7 @@ def thinking(tokenizer: Tokenizer, template: str, script: str, **options) -> tup
     """(thought, answer, how it ended) with an engine that wants to say the script."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, script))
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), **options)
-    answer = Session(SequencePool(fake), tokenizer, template).chat(ASKED, chosen)
+    answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
     return "".join(text for kind, text in answer.parts if kind == "thought"), answer.text, answer.finish_reason
 
 
@@ -215,11 +215,11 @@ def test_a_model_that_opens_its_thought_with_a_token(tmp_path: Path, monkeypatch
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
-    answer = Session(SequencePool(fake), tokenizer, TURNS).chat(ASKED, chosen)
+    answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
     off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
     fake.say = lambda tokens: script[0]
-    answer = Session(SequencePool(fake), tokenizer, TURNS).chat(ASKED, off)
+    answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, off)
     assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
 
 
@@ -235,7 +235,7 @@ def test_channels(tmp_path: Path, monkeypatch):
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
-    answer = Session(SequencePool(fake), tokenizer, template).chat(ASKED, chosen)
+    answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
 
 

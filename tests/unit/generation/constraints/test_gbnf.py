@@ -16,8 +16,8 @@ from localllm.generation.constraints import grammar_automaton
 from localllm.generation.constraints import grammar_network as network
 from localllm.generation.constraints.constraint import Constraint, Matcher, matcher_of
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -385,7 +385,7 @@ def test_a_grammar_of_thoughts(tmp_path: Path, monkeypatch):
         fake = FakeEngine(tokenizer.vocab_size, say)
         shape = Constraint.of_grammar(grammar)
         options = GenerationOptions(60, (), SamplingOptions(temperature=0), constraint=shape)
-        answer = Session(SequencePool(fake), tokenizer, template).chat([{"role": "user", "content": "Who?"}], options)
+        answer = Session(PrefixCache(fake), tokenizer, template).chat([{"role": "user", "content": "Who?"}], options)
         return "".join(answer), answer.thinking, answer.finish_reason
 
     thought = "root ::= <think> !</think>{1,9} </think> "

@@ -190,7 +190,7 @@ def test_without_a_file_it_is_known_here_only(cache):
 def test_texts_are_the_same(model, seed):
     """Whatever was written before; here what comes now, and something else for every other seed."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
-    sequences, found = model.session.sequences, list[list[int]]()
+    sequences, found = model.session.cache, list[list[int]]()
     prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
     for how in ("off", "ngram"):
         sequences.written = NgramCache(model.engine.vocab_size, None)

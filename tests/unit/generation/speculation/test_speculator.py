@@ -18,8 +18,8 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
-from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation import acceptance as speculation
 from localllm.generation.speculation import eagle as heads
 from localllm.generation.speculation.acceptance import (
@@ -423,7 +423,7 @@ def test_the_text_is_the_same(model, prompt, sampling):
 def test_the_sequence_holds_what_was_said(model):
     """The next turn finds what this one has read, and nothing that was only guessed."""
     text, first = answer(model, PROMPTS[0], "ngram", temperature=0)
-    held = model.session.sequences._kept.tokens
+    held = model.session.cache.idle[-1].tokens
     assert held == (first.prompt + first.tokens)[: len(held)]
     assert len(held) >= len(first.prompt) + len(first.tokens) - 1
     second = model.session.complete(PROMPTS[0] + text, GenerationOptions(1, (), SamplingOptions(temperature=0)))
@@ -484,7 +484,7 @@ class Words:
 
 @pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
 def test_a_vocabulary_may_be_padded(count):
-    Drafter(SequencePool(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
+    Drafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_a_vocabulary_may_be_padded(count):
 )
 def test_another_vocabulary_is_refused(words, problem):
     with pytest.raises(UsageError, match=f"a different vocabulary.*{problem}"):
-        Drafter(SequencePool(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
+        Drafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
 
 
 def counting(tokens: list[int]) -> int:
@@ -510,7 +510,7 @@ SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
 
 def test_a_draft_model_writes_ahead():
     engine = FakeEngine(50, counting)
-    drafter = Drafter(SequencePool(engine), Words(50))
+    drafter = Drafter(PrefixCache(engine), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
         assert engine.calls == [(0, 2)], "what was there before is read before anybody waits for guesses"
         assert first(proposer, 3) == [4, 5, 6]
@@ -532,7 +532,7 @@ def test_a_draft_model_writes_ahead():
 
 def test_a_draft_model_reads_only_what_it_knows():
     engine = FakeEngine(40, counting, context=8)
-    drafter = Drafter(SequencePool(engine), Words(40))
+    drafter = Drafter(PrefixCache(engine), Words(40))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
         assert first(proposer, 9) == [4, 5, 6, 7, 8, 9], "its context is full"
         proposer.push([40])
@@ -543,7 +543,7 @@ def test_a_draft_model_reads_only_what_it_knows():
 
 def test_a_draft_model_that_may_say_nothing_is_silent():
     """A bias forbids all tokens that it has; the other model has more."""
-    drafter = Drafter(SequencePool(FakeEngine(40, counting)), Words(40))
+    drafter = Drafter(PrefixCache(FakeEngine(40, counting)), Words(40))
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
     with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
@@ -570,7 +570,7 @@ def test_a_draft_model_follows_a_guide():
             return self.said == 2
 
     guide = Guiding()
-    drafter = Drafter(SequencePool(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
+    drafter = Drafter(PrefixCache(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
         assert first(proposer, 9) == [6, 9] and guide.said == 0
 
@@ -593,7 +593,7 @@ class Opened:
 ])  # fmt: skip
 def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
     used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
-    sequences = SequencePool(FakeEngine(50, counting))
+    sequences = PrefixCache(FakeEngine(50, counting))
     sequences.engine.head_path, sequences.engine.use_head = "known", lambda file: used.append(1)
 
     def words(metadata: dict) -> Words:

@@ -1,4 +1,4 @@
-"""The prefix cache: states of prompt beginnings in files, in chunks, shared by processes.
+"""The files of the prefix cache: states of prompt beginnings in files, in chunks, shared by processes.
 
 A chunk is what a whole run has read (localllm.engine.runs), or ends with an image: tokens after it are read in the same
 runs, whether it was cached or not, and every bit is the same. An image's ids follow from its pixels and its encoder, so
@@ -62,7 +62,7 @@ class PendingWrite(NamedTuple):
     is_conversation: bool
 
 
-class PrefixCache:
+class PrefixStore:
     """The files of one model. A thread of its own writes them.
 
     Attributes:
@@ -85,18 +85,6 @@ class PrefixCache:
         self._waiting: PendingWrite | None = None
 
     # ---- finding ----
-
-    def find(self, ids: Ids[int], known: int = 0) -> CachedPrefix | None:
-        """Restore a sequence that begins as `ids`, if files hold more than `known` tokens of them.
-
-        It holds all tokens and has the logits, or whole runs and fewer than all tokens.
-        """
-        found = self.stored(ids)
-        while found and len(found.ids) > known:
-            if read := self.load(found):
-                return read
-            found = self.stored(ids, len(found.ids) - 1)
-        return None
 
     def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
         """Look up what files hold of these tokens, at most `most` from the beginning: whole runs, or all."""

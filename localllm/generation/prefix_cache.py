@@ -1,0 +1,363 @@
+"""The prefix cache: what has been read of prompts, for others that begin alike.
+
+A model reads every prompt from its beginning. What a sequence in memory or a file holds of it already, the longest
+common beginning of the tokens, is not computed again, so a new turn of a conversation costs its own tokens only. How
+far it can go on is decided in generation.prefix_match: so that the answer is the same to the bit.
+
+Answers that are made alone share one cache, a model's; each batch has its own, in which prompts are read in pieces.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+
+from localllm.engine.forks import lock_for
+from localllm.engine.image_tokens import is_worth_caching, last_end
+from localllm.engine.memory.sequence_state import StoredPrefix
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import LONG
+from localllm.generation.chunked_prefill import PrefillSegments
+from localllm.generation.context_overflow import ShiftedSequence, rolling
+from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
+from localllm.generation.step_batcher import StepBatcher
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.engine.memory.prefix_store import PrefixStore
+    from localllm.engine.sequence import Sequence
+    from localllm.generation.request import Completion
+    from localllm.generation.speculation.ngram_cache import NgramCache
+
+PARKED = 4  # conversations that wait beside the latest
+LIVE_IDLE = 16  # conversations of a live batch whose memory waits for their next turn
+
+
+class PrefixQuery(NamedTuple):
+    """Tokens that are to be read.
+
+    Attributes:
+        keep: how many of the first stay when the context is full; None: there cannot be more than the context.
+        earlier: how many of them a conversation of an earlier process held in the end, if they go on with one.
+        segments: of the prompt that they begin with, if it is read in pieces; None: it is read in whole runs.
+        most: the most tokens that a file may hold of them.
+    """
+
+    ids: Ids[int]
+    keep: int | None = None
+    earlier: int = 0
+    segments: PrefillSegments | None = None
+    most: int = sys.maxsize
+
+
+class CachedSequence(NamedTuple):
+    """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
+
+    sequence: "Sequence | ShiftedSequence"
+    logits: np.ndarray | None = None
+
+
+class PromptEnd(NamedTuple):
+    """A sequence that has read a prompt and nothing else, and what came out of it, float32 [1, vocab]."""
+
+    sequence: "Sequence"
+    logits: np.ndarray
+
+
+class PrefixCache:
+    """The sequences of one engine: those in use, those that are kept, and what files hold.
+
+    Several answers may be made at the same time, each with a sequence of its own.
+
+    Attributes:
+        engine: theirs.  context: the most tokens of one.
+        store: the files of the prefix cache, or None.  written: what was written before, for drafts, or None.
+        steps: by which answers that are made at the same time share runs of the model.
+        is_shared: whether prompts are read in pieces, beside others; then nothing is added to files, since what is read
+            beside others may be rounded differently.  is_live: whether requests come while others are answered.
+        idle: sequences that nobody uses, the latest last.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        store: "PrefixStore | None" = None,
+        written: "NgramCache | None" = None,
+        is_shared: bool = False,
+        is_live: bool = False,
+    ):
+        self.engine, self.context, self.store, self.written = engine, engine.context, store, written
+        self.is_shared, self.is_live, self.steps = is_shared, is_live, StepBatcher()
+        self.idle: deque[Sequence | ShiftedSequence] = deque()
+        self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
+        self._parked: deque[Sequence | ShiftedSequence] = deque()  # those that others have left, to come back to them
+        self._turns: WeakKeyDictionary[Sequence | ShiftedSequence, list[TurnBoundary]] = WeakKeyDictionary()
+        self._segments: WeakKeyDictionary[Sequence | ShiftedSequence, PrefillSegments] = WeakKeyDictionary()
+        self._end: PromptEnd | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
+        self._is_new = False  # that one, so that it is to be written
+        self._released: deque[Sequence | ShiftedSequence] = deque()  # that answers are done with: see `collect`
+        self.lock = lock_for(self)
+
+    # ---- finding ----
+
+    def acquire(self, answer: "Completion") -> None:
+        """Give an answer a sequence that holds as much of its tokens as any, and the logits of its prompt if known."""
+        query = self._query(answer)
+        begun = self.begin(query)
+        sequence = begun.sequence
+        self._segments[sequence] = answer.segments
+        if isinstance(sequence, ShiftedSequence):
+            sequence.begin(query.ids)
+        answer.sequence, answer.known = begun  # type: ignore[assignment]
+        answer.request.cached = len(sequence.tokens)
+
+    def longest_match(self, answer: "Completion") -> PrefixMatch:
+        """Return the sequence in memory that has read most of what an answer begins with, and how much of that."""
+        with self.lock:
+            return self._longest_match(self._query(answer)._replace(most=0))
+
+    def begin(self, query: PrefixQuery) -> CachedSequence:
+        """Return a sequence that goes on from what is worth most: in memory, or in files if these have still more."""
+        with self.lock:
+            self._collect()
+            self._leave_end(query.ids)
+            while (begun := self._begun(best := self._longest_match(query), query)) is None:
+                query = query._replace(most=best.length - 1)
+            while self.idle and not self.is_shared:  # whoever is alone may need all memory
+                self.idle.popleft().close()
+            self._busy.add(begun.sequence)
+            turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
+            self._turns[begun.sequence] = [*turns, TurnBoundary(len(query.ids))]
+            return begun
+
+    def _query(self, answer: "Completion") -> PrefixQuery:
+        """Return what an answer is to read; one that was preempted goes on only from what is in memory."""
+        in_pieces = self.is_shared or answer.has_begun
+        most = 0 if answer.has_begun else sys.maxsize
+        keep = None if in_pieces else answer.kept
+        return PrefixQuery(answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, most)
+
+    def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
+        candidates = [*self._in_memory(query), *self._stored(query)]
+        return longest_match(candidates, query.ids, self.engine.runs, query.segments)
+
+    def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
+        """Yield the sequences that are kept, in use or parked, and where the latest prompt ends."""
+        if self._end and query.keep is None and not query.segments:
+            yield self._candidate(self._end.sequence)._replace(has_logits=True)
+        for sequence in (*self.idle, *self._busy, *self._parked):
+            candidate = self._candidate(sequence)
+            if not sequence.closed and (candidate.segments or not query.segments):
+                yield candidate
+
+    def _candidate(self, sequence: "Sequence | ShiftedSequence") -> ReuseCandidate:
+        aligned = None if isinstance(sequence, ShiftedSequence) else sequence.aligned
+        turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
+        return ReuseCandidate(sequence, sequence.tokens, turns, aligned, segments=segments)
+
+    def _stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
+        """Find a prompt and the conversation that it continues in files."""
+        ids, keep, earlier, _, most = query
+        if self.store is None or keep is not None or not most:
+            return
+        if prompt := self.store.stored(ids, most):
+            yield ReuseCandidate(prompt, prompt.ids, (), len(prompt.ids), prompt.has_logits)
+        for length in () if self.is_shared else (earlier - 1, earlier):  # an answer's last token may be unread
+            beginning = ids[: max(length, 0)]
+            if length < len(ids) and (talk := self.store.stored(beginning, most, is_conversation=True)):
+                yield ReuseCandidate(talk, talk.ids, ended_with(talk), 0)
+
+    def _begun(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
+        """Acquire the sequence of a match for this caller only; None if its files are gone."""
+        source = best.source
+        if isinstance(source, StoredPrefix):
+            assert self.store is not None
+            read = self.store.load(source)
+            if read and source.is_conversation:
+                self._turns[read.sequence] = ended_with(source)
+            return read and CachedSequence(*read)
+        if source is None:
+            return CachedSequence(rolling(self.engine.sequence(), query.keep))
+        if source in self.idle and not self.is_shared:
+            self.idle.remove(source)
+        elif source in self._parked:
+            self._parked.remove(source)
+        else:
+            source = self._forked(source)
+        if best.length == len(query.ids):
+            return CachedSequence(source, self._end and self._end.logits)
+        sequence = rolling(source, query.keep)
+        again = match(self._candidate(sequence), query.ids, self.engine.runs, query.segments)
+        if again.is_run and not isinstance(sequence, ShiftedSequence):
+            sequence.rewind(again.length)
+        else:
+            sequence.truncate(again.length)
+        return CachedSequence(sequence)
+
+    def _forked(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
+        twin = sequence.fork()
+        self._turns[twin] = self._ended(sequence)
+        if sequence in self._segments:
+            self._segments[twin] = self._segments[sequence]
+        return twin
+
+    def _ended(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
+        """Return its turns; none ends further than it goes now."""
+        held = len(sequence.tokens)
+        return [
+            TurnBoundary(prompt, held if end is None else min(end, held))
+            for prompt, end in self._turns.get(sequence, [])
+        ]
+
+    # ---- keeping ----
+
+    def was_read(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
+        """Remember what came out of a prompt, float32 [1, vocab], that was read in whole runs from place `begin` on."""
+        tokens, runs = sequence.tokens, self.engine.runs
+        if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
+            return
+        if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
+            return
+        with self.lock:
+            before, self._end, self._is_new = self._end, PromptEnd(sequence.fork(), logits.copy()), True
+        if before:
+            before.sequence.close()
+
+    def give_back(self, answer: "Completion") -> None:
+        """Take the sequence of an answer that says no more, and learn what it has written for drafts of later ones.
+
+        Takes no lock, unless others share this cache: a finalizer may do this anywhere.
+        """
+        sequence, answer.guesses = answer.sequence, None
+        if sequence is None:
+            return
+        if isinstance(sequence, ShiftedSequence):
+            answer.dropped, answer.skipped = sequence.dropped, sequence.skipped
+        if self.written and answer.options.speculate != "off":
+            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+        self._segments[sequence] = answer.segments
+        if answer.number and not self.is_shared:  # a fork of the first answer's
+            sequence.release()
+        else:
+            self.put_back(sequence)
+        if self.is_shared:
+            self.collect()
+        answer.sequence = None  # last of all: Ctrl-C may come at any place, and then it is given back again
+
+    def discard(self, answer: "Completion") -> None:
+        """Close the sequence of an answer that comes to nothing."""
+        if self.is_shared:
+            answer.close()
+        else:
+            self.give_back(answer)
+
+    def abandon(self, answers: "Iterable[Completion]") -> None:
+        """Take back what answers have read that nobody waits for; a batch ends with them. Takes no lock."""
+        for answer in answers:
+            if self.is_shared:
+                answer.release()
+            else:
+                self.give_back(answer)
+        while self.is_shared and self.idle:
+            self.idle.popleft().release()
+
+    def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
+        """Queue a sequence that nobody goes on with.
+
+        Takes no lock: the garbage collector may do this anywhere, even while this thread holds one.
+        """
+        self._released.append(sequence)
+
+    def collect(self) -> None:
+        """Take back what answers have released, and keep the latest; a prompt that was read goes to files.
+
+        Waits for locks, so no finalizer may call it.
+        """
+        with self.lock:
+            self._collect()
+        if self.written:
+            self.written.collect()
+
+    def touch(self, sequence: "Sequence | ShiftedSequence | None") -> None:
+        """Mark an idle sequence as recently used."""
+        if sequence and sequence in self.idle:
+            self.idle.remove(sequence)
+            self.idle.append(sequence)
+
+    def evict(self, spare: int = 0) -> bool:
+        """Close the oldest idle sequence but for the `spare` latest; False if there is none."""
+        if len(self.idle) <= spare:
+            return False
+        self.idle.popleft().close()
+        return True
+
+    def write_conversation(self) -> None:
+        """Write the latest conversation's cache to disk, for a later process that resumes it."""
+        with self.lock:
+            self._collect()
+            if not self.idle:
+                return
+            latest = self.idle[-1]
+            if self.written:
+                self.written.add(latest.tokens, is_kept=True)
+            if self.store and not isinstance(latest, ShiftedSequence) and is_worth_caching(latest.tokens):
+                self.store.keep(latest.fork(), None, is_conversation=True)
+
+    def park(self) -> None:
+        """Park the current conversation's cache so that it can be resumed.
+
+        The PARKED latest ones are kept, as long as there is room for a whole further one.
+        """
+        with self.lock:
+            self._collect()
+            used, places = self.engine.places()
+            if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used + self.context > places:
+                return
+            self._parked.append(self._forked(self.idle[-1]))
+            forgotten = self._parked.popleft() if len(self._parked) > PARKED else None
+        if forgotten:
+            forgotten.close()
+
+    def _collect(self) -> None:
+        """Empty the queue of released sequences. The caller holds the lock."""
+        while self._released:
+            sequence = self._released.popleft()
+            self.steps.withdraw(sequence)
+            if sequence.closed or sequence in self.idle:  # garbage together with its answer; put back twice by Ctrl-C
+                continue
+            self._busy.discard(sequence)
+            self._turns[sequence] = self._ended(sequence)
+            self._write_end()
+            self._retain(sequence)
+
+    def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
+        """Keep a sequence instead of those that it goes on from, and of the oldest."""
+        for one in [*self.idle]:
+            if one.tokens == sequence.tokens[: len(one.tokens)]:
+                self.idle.remove(one)
+                one.close()
+        self.idle.append(sequence)
+        while self.evict(LIVE_IDLE if self.is_live else 1):
+            pass
+
+    def _leave_end(self, ids: Ids[int]) -> None:
+        """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
+        if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
+            self._write_end()
+            self._end.sequence.close()
+            self._end = None
+
+    def _write_end(self) -> None:
+        """Write the newly prefilled tokens to disk."""
+        if self._is_new and self.store and self._end and is_worth_caching(self._end.sequence.tokens):
+            self.store.keep(self._end.sequence.fork(), self._end.logits)
+        self._is_new = False
+
+
+def ended_with(conversation: StoredPrefix) -> list[TurnBoundary]:
+    """Return the turns of a stored conversation of which only the end is known."""
+    return [TurnBoundary(len(conversation.ids), len(conversation.ids))]
