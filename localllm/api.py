@@ -20,7 +20,7 @@ from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.model_defaults import recommended
 from localllm.generation.session import Session
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.generation.speculation.eagle import uses_head
 from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
 from localllm.generation.vision.adapter import VisionAdapter
@@ -184,7 +184,9 @@ class Model(GenerationMixin):
                 self._readers[kind, pooling] = make(EngineOptions(self._threads, self.context))
             return self._readers[kind, pooling]
 
-    def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
+    def drafter(
+        self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
+    ) -> "str | ModelDrafter":
         """Return what GenerationOptions.speculate takes: an opened draft model, or "ngram" and the like unchanged.
 
         The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it (to
@@ -200,7 +202,7 @@ class Model(GenerationMixin):
         if not isinstance(speculate, Model):
             known = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
             raise UsageError(f"speculate should be {known}, not {speculate!r}")
-        drafter = Drafter(speculate.session.cache, speculate.tokenizer)
+        drafter = ModelDrafter(speculate.session.cache, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
 

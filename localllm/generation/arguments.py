@@ -9,7 +9,7 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.values import plain
 
 if TYPE_CHECKING:
-    from localllm.generation.speculation.draft_model import Drafter
+    from localllm.generation.speculation.drafter import Drafter
 
 
 class SamplingArguments(TypedDict, total=False):

@@ -10,7 +10,7 @@ from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import TextIterator, TextPart
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.drafter import Drafter
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

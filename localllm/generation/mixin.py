@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.choices import Choice, Score, TextTree
     from localllm.generation.scheduler import Scheduler
-    from localllm.generation.speculation.draft_model import Drafter
+    from localllm.generation.speculation.drafter import Drafter
     from localllm.generation.tools.tool_call import ToolCall
     from localllm.generation.tools.tool_run import ToolRun
 

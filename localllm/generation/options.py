@@ -10,7 +10,7 @@ from localllm.frozen import frozen
 from localllm.generation.context_overflow import require_choice
 from localllm.generation.reasoning import require_choice as require_thinking
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.drafter import Drafter
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.drafter import Drafter
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor

@@ -86,7 +86,7 @@ TESTS = (
             "unit/services/test_map",
             "unit/services/test_pull",
             "integration/test_serve",
-            "unit/engine/memory/test_prefix_cache",
+            "unit/engine/memory/test_prefix_store",
             "unit/services/test_sessions",
         )
     ),

@@ -19,6 +19,7 @@ from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.prefix_cache import PrefixCache, PrefixQuery
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.speculation.acceptance import SURE, Guess, SpeculationBudget
+from localllm.generation.speculation.drafter import Drafter
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
 
 
-class Drafter:
+class ModelDrafter(Drafter):
     """A model that guesses for others. Each answer has a sequence of its own."""
 
     def __init__(self, cache: PrefixCache, tokenizer: Tokenizer):

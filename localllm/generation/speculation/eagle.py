@@ -4,7 +4,7 @@ from localllm.engine.draft_head_source import is_head
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -24,7 +24,7 @@ def uses_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
         return False
     if file.metadata.get(TOKENS) is not None:
         try:
-            Drafter(cache, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
+            ModelDrafter(cache, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
         except ModelError as error:
             raise type(error)(f"{path}: {error}") from None
     engine.use_head(file)

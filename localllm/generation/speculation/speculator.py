@@ -12,7 +12,8 @@ from localllm.generation.constraints.token_mask import ForcedTokensProposer
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.request import Completion
 from localllm.generation.speculation.acceptance import Guesses, Proposer, StepCostModel
-from localllm.generation.speculation.draft_model import Drafter, DraftModel, account_of
+from localllm.generation.speculation.draft_model import DraftModel, account_of
+from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.speculation.ngram import from_text
 
 if TYPE_CHECKING:

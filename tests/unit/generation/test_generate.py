@@ -17,7 +17,8 @@ from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.speculation import speculator as leaps
-from localllm.generation.speculation.draft_model import Drafter, account_of
+from localllm.generation.speculation.draft_model import account_of
+from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.speculation.speculator import Speculator
 from localllm.generation.tools.tool_grammar import ToolUse
 from localllm.generation.transcript import StopFilter, Transcript
@@ -380,11 +381,11 @@ def test_how_long_drafts_may_be(tokenizer: Tokenizer, said: str, most: int, draf
 class Drafting(Drafter):
     """A draft model that only says what it was told."""
 
-    def __init__(self):
-        pass
-
     def proposer(self, *told):  # type: ignore[override]
         return nullcontext(("drafter", *told))
+
+    def collect(self):
+        pass
 
 
 @pytest.mark.parametrize("speculate", ["auto", "ngram", Drafting()], ids=["auto", "ngram", "model"])

@@ -23,7 +23,7 @@ from localllm.errors import UsageError
 from localllm.files.cache import file_hash
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.kernels.machine import Lane
 from localllm.services import receipts
 
@@ -349,7 +349,7 @@ def test_options_that_json_cannot_have(value: object):
 
 def test_a_draft_model_is_no_option_of_the_text():
     """It guesses; which one it was is told by its path."""
-    options = GenerationOptions(speculate=Drafter.__new__(Drafter), on_progress=print)
+    options = GenerationOptions(speculate=ModelDrafter.__new__(ModelDrafter), on_progress=print)
     assert receipts.plain_options(options).keys() == {each.name for each in fields(options)} - {
         "on_progress", "speculate"
     }  # fmt: skip

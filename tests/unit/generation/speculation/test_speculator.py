@@ -35,7 +35,7 @@ from localllm.generation.speculation.acceptance import (
     SpeculationBudget,
     StepCostModel,
 )
-from localllm.generation.speculation.draft_model import PADDING, Drafter
+from localllm.generation.speculation.draft_model import PADDING, ModelDrafter
 from localllm.generation.speculation.ngram import NGrams, from_text
 
 # ---- from the text --------------------------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ class Words:
 
 @pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
 def test_a_vocabulary_may_be_padded(count):
-    Drafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
+    ModelDrafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_a_vocabulary_may_be_padded(count):
 )
 def test_another_vocabulary_is_refused(words, problem):
     with pytest.raises(UsageError, match=f"a different vocabulary.*{problem}"):
-        Drafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
+        ModelDrafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
 
 
 def counting(tokens: list[int]) -> int:
@@ -510,7 +510,7 @@ SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
 
 def test_a_draft_model_writes_ahead():
     engine = FakeEngine(50, counting)
-    drafter = Drafter(PrefixCache(engine), Words(50))
+    drafter = ModelDrafter(PrefixCache(engine), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
         assert engine.calls == [(0, 2)], "what was there before is read before anybody waits for guesses"
         assert first(proposer, 3) == [4, 5, 6]
@@ -532,7 +532,7 @@ def test_a_draft_model_writes_ahead():
 
 def test_a_draft_model_reads_only_what_it_knows():
     engine = FakeEngine(40, counting, context=8)
-    drafter = Drafter(PrefixCache(engine), Words(40))
+    drafter = ModelDrafter(PrefixCache(engine), Words(40))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
         assert first(proposer, 9) == [4, 5, 6, 7, 8, 9], "its context is full"
         proposer.push([40])
@@ -543,7 +543,7 @@ def test_a_draft_model_reads_only_what_it_knows():
 
 def test_a_draft_model_that_may_say_nothing_is_silent():
     """A bias forbids all tokens that it has; the other model has more."""
-    drafter = Drafter(PrefixCache(FakeEngine(40, counting)), Words(40))
+    drafter = ModelDrafter(PrefixCache(FakeEngine(40, counting)), Words(40))
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
     with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
@@ -570,7 +570,7 @@ def test_a_draft_model_follows_a_guide():
             return self.said == 2
 
     guide = Guiding()
-    drafter = Drafter(PrefixCache(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
+    drafter = ModelDrafter(PrefixCache(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
         assert first(proposer, 9) == [6, 9] and guide.said == 0
 
