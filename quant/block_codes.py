@@ -13,7 +13,8 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, Field, halved_e8m0, numbers
 
 OPENABLE = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+    "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
 )  # fmt: skip
 
 
@@ -43,7 +44,8 @@ def format_codes(name: str) -> Codes:
         signed = np.arange(-127, 128, dtype=np.int8)
         return Codes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
     stored = np.arange(1 << layout.bits, dtype=np.uint8)
-    return Codes(stored.astype(np.float32) - np.float32(layout.centre), stored, True, layout.group)
+    levels = np.float32(layout.step) * stored.astype(np.float32) - np.float32(layout.centre)
+    return Codes(levels, stored, layout.step == 1, layout.group)
 
 
 def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +92,16 @@ def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
 
 def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
     """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
+    if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+        return dequantize_codes(name, rows)
     import gguf
 
     return gguf.dequantize(rows, gguf.GGMLQuantizationType(BY_NAME[name].id)).astype(np.float32, copy=False)
+
+
+def dequantize_codes(name: str, rows: np.ndarray) -> np.ndarray:
+    """Dequantize rows of a format with codes in order and one scale, uint8 [rows, bytes]: float32 [rows, columns]."""
+    layout, blocks = LAYOUTS[name], rows.reshape(-1, BY_NAME[name].bytes)
+    codes = numbers(blocks, layout.codes, BY_NAME[name].block)
+    scales, _ = read_scales(name, blocks)
+    return (scales * (layout.step * codes - layout.centre).astype(np.float32)).reshape(len(rows), -1)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant import affine, floats, iq, iq4, mxfp4, q8_0, symmetric, ternary
+from localllm.quant import affine, floats, iq, iq4, mxfp4, q1_0, q8_0, symmetric, ternary
 from localllm.quant.formats import BY_NAME
 
 # An encoder of rows: (weights float32 [rows, columns], importance float32 [columns] or None, out uint8 [rows, bytes]).
@@ -38,6 +38,8 @@ ENCODERS: dict[str, Encoder] = {
     "F32": floats.encode_f32,
     "F16": floats.encode_f16,
     "BF16": floats.encode_bf16,
+    "Q1_0": weighted(q1_0.encode_q1_0),
+    "Q2_0": weighted(symmetric.plain_blocks("Q2_0", 24, f32(-0.7), f32(0.3))),
     "Q4_0": weighted(symmetric.plain_blocks("Q4_0")),
     "Q4_1": weighted(affine.plain_blocks("Q4_1")),
     "Q5_0": weighted(symmetric.plain_blocks("Q5_0")),

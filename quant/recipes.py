@@ -56,6 +56,8 @@ RECIPES: dict[str, Recipe] = {
         (29, "IQ2_M", "IQ2_S"),
         (20, "IQ2_XS", "IQ2_XS"),
         (19, "IQ2_XXS", "IQ2_XXS"),
+        (41, "Q2_0", "Q2_0"),
+        (40, "Q1_0", "Q1_0"),
         (37, "TQ2_0", "TQ2_0"),
         (36, "TQ1_0", "TQ1_0"),
         (31, "IQ1_M", "IQ1_M"),
@@ -270,7 +272,7 @@ UP_RULES = rules(("IQ3_XS", lambda at: "" if at.first_eighth or at.last_eighth e
 EMBEDDING_FORMATS = {
     **dict.fromkeys(TINY, "Q2_K"),
     **dict.fromkeys((*SMALL, "IQ3_XXS"), "IQ3_S"),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), "Q4_K"),
 }
 
 
@@ -312,9 +314,9 @@ def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
 
 # ---- a format that fits the row
 
-FALLBACKS = {  # blocks of 256 -> blocks of 32
+FALLBACKS = {  # larger blocks -> blocks of 32
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
-    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **dict.fromkeys(("Q2_0", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",

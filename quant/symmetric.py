@@ -1,4 +1,4 @@
-"""Search for blocks of `scale * code` with codes bottom..top: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K.
+"""Search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K.
 
 The same as in affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may be
 negative, which turns the range of codes around. In a super-block scale = factor * k, with integers k in
@@ -20,6 +20,7 @@ from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
 
+START, SPACING = f32(-0.6), f32(0.45)  # of blocks with 16 codes or more
 FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 
 
@@ -234,21 +235,21 @@ def super_blocks(name, *how, **more):
     return compiled_encoder(name, encode)
 
 
-def plain_blocks(name):
-    """Make the encoder of a format of 32 weights with a float16 scale."""
-    layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
+def plain_blocks(name, grid=12, start=START, spacing=SPACING):
+    """Make the encoder of a format whose blocks have a float16 scale; grid, start, spacing: see Search."""
+    layout, block_bytes, size = LAYOUTS[name], BY_NAME[name].bytes, BY_NAME[name].block
     bottom, top = codes_of(layout)
-    search = Search(bottom, top, 12, f32(-0.6), f32(0.45), refits=2, rounds=4)
-    put_code, d = putter(layout.codes, 32), layout.d
+    search = Search(bottom, top, grid, start, spacing, refits=2, rounds=4)
+    put_code, d = putter(layout.codes, size), layout.d
 
     def encode(weights, importance, out):
         """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
-        s = new_super_block(1, 32, search)
+        s = new_super_block(1, size, search)
         for row in range(weights.shape[0]):
-            for block in range(weights.shape[1] // 32):
+            for block in range(weights.shape[1] // size):
                 into = out[row, block * block_bytes : (block + 1) * block_bytes]
                 into[:] = 0
-                unit = load_block(weights, importance, row, block * 32, 32, s)
+                unit = load_block(weights, importance, row, block * size, size, s)
                 scale = search_plain_block(s, search, unit) if unit > 0 else ZERO
                 put_half(into, d, scale * unit)
                 put_codes(put_code, into, s.x, 0, scale, bottom, top)

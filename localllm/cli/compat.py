@@ -66,6 +66,7 @@ VALUED = {
     "a model is there as long as its command": "--keepalive",
     "a test begins with a run that does not count": "--delay",
     "matrices are written as GGUF": "--output-format",
+    "memory holds a few rows at a time anyway": "--max-buffer-size",
     "what is done is kept, and an interrupted command goes on there": "-ofreq --output-frequency --save-frequency",
     _LOG: "--log-file -lv --verbosity --log-verbosity --log-prompts-dir",
     _SAME: "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
@@ -120,7 +121,7 @@ REFUSED = {
     "--winogrande --multiple-choice --hellaswag-tasks --winogrande-tasks --multiple-choice-tasks --ppl-stride",
     "texts are read from their beginning: cut the file": "--chunk --from-chunk",
     "only llama-imatrix computes them": "--show-statistics",
-    "a model keeps all of its layers": "--prune-layers",
+    "`localllm quantize --prune-layers` writes a file without them": "--prune-layers",
     "--json-schema '{}' asks for any JSON": "--format",
     "`localllm inspect --json` has all metadata": "--modelfile --parameters --license",
     "certificates are always checked": "--insecure",
@@ -214,8 +215,10 @@ LLAMA_CPP = (
     CommandAlias("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
     CommandAlias("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
     CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
-    CommandAlias("llama-gguf-split", "localllm quantize IN OUT COPY", "joins; --keep-split keeps the parts"),
+    CommandAlias("llama-gguf-split --split IN OUT", "localllm split IN OUT", "the same files"),
+    CommandAlias("llama-gguf-split --merge IN OUT", "localllm merge IN OUT", "the same file"),
     CommandAlias("gguf-dump FILE", "localllm inspect FILE --json"),
+    CommandAlias("gguf-set-metadata FILE KEY VALUE", "localllm edit FILE --set-metadata KEY=VALUE", "arrays, too"),
     CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
 )
 OLLAMA = (
@@ -245,6 +248,9 @@ MEANT = {
     "perplexity": "ppl llama-perplexity eval",
     "bench": "benchmark llama-bench speed",
     "imatrix": "llama-imatrix importance",
+    "split": "gguf-split llama-gguf-split shard",
+    "merge": "join concat",
+    "edit": "set-metadata gguf-set-metadata gguf-new-metadata",
     "config": "settings configure options set env",
     "sessions": "history conversations",
     "serve": "server llama-server api start listen",

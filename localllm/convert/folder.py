@@ -27,6 +27,8 @@ from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import row_count
 from localllm.quant.recipes import find_recipe, llama_order
 
+MADE = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of what quantizing makes
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -139,8 +141,8 @@ def packed(stored: Mapping[str, Stored], width: int) -> int:
 
 
 def checkpoint_files(folder: Path) -> list[str]:
-    """List the checkpoint's files."""
-    return sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
+    """List the checkpoint's files, without those that quantizing makes."""
+    return sorted(str(file) for file in folder.iterdir() if file.suffix not in MADE and file.is_file())
 
 
 def file_type(tensors: list[CheckpointTensor]) -> int:

@@ -15,13 +15,18 @@ UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
     """Read a text file, without the line break at its end. Raises UsageError, with the path."""
+    return strip_line_break(read_exact_text(path, encoding))
+
+
+def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
+    """Read a text file as it is. Raises UsageError, with the path."""
     name = printable(os.fsdecode(path), 4096)
     try:
         with open(path, "rb") as file:
             data = file.read()
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
         raise UsageError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return strip_line_break(decode_text(data, name, encoding))
+    return decode_text(data, name, encoding)
 
 
 def read_keys(path: str) -> list[str]:

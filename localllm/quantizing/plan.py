@@ -12,10 +12,9 @@ import numpy as np
 from localllm.arch.other_parts import part_of
 from localllm.arch.vision import CLIP
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf.file import SPLIT_NAME
 from localllm.files.gguf.header import SCALARS, printable
 from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
-from localllm.files.gguf.writer import OutputTensor, Packed, build_header, pack_value
+from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build_header, pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import can_widen
@@ -31,12 +30,23 @@ from localllm.quant.recipes import (
     needs_importance,
     role_of,
 )
+from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
+from localllm.quantizing.pruned_source import PrunedSource, RenamedTensor
+from localllm.quantizing.source_guard import SourceGuard
+from localllm.quantizing.splitting import (
+    ORDER_OF_SPLIT,
+    SPLIT_KEYS,
+    SplitLimits,
+    divide_tensors,
+    oversized,
+    split_metadata,
+    split_paths,
+)
 
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
-SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 @frozen
@@ -49,7 +59,9 @@ class QuantizeRequest:
     include: Sequence[str] = ()  # substrings of names of tensors that use the importance matrix; none: all
     exclude: Sequence[str] = ()  # substrings of names of tensors that do not use it
     overrides: Sequence[tuple[str, Any]] = ()  # metadata keys and values
+    edits: MetadataEdits = NO_EDITS  # more of them, made after those
     keep_split: bool = False
+    split: SplitLimits | None = None
     allow_requantize: bool = False
     strict: bool = False
     texts: Sequence[str] | None = (
@@ -97,6 +109,7 @@ class QuantizePlan:
     source: Source
     files: Sequence[tuple[Mapping[str, Any], Sequence[TensorJob]]]
     warnings: Sequence[str]
+    guard: SourceGuard = field(default_factory=lambda: SourceGuard(()))  # the source's files, as they were planned for
 
     @property
     def jobs(self) -> list[TensorJob]:
@@ -110,8 +123,8 @@ class QuantizePlan:
     def nbytes(self) -> int:
         """Size of all files in bytes, with headers and padding."""
         return sum(
-            len(build_header(metadata, [job.output for job in jobs], alignment(metadata)))
-            + sum(-(-job.output.nbytes // alignment(metadata)) * alignment(metadata) for job in jobs)
+            len(build_header(metadata, [job.output for job in jobs], alignment_of(metadata)))
+            + sum(-(-job.output.nbytes // alignment_of(metadata)) * alignment_of(metadata) for job in jobs)
             for metadata, jobs in self.files
         )
 
@@ -130,17 +143,13 @@ class QuantizePlan:
 
     def paths(self, path: str) -> list[str]:
         """Name the files for an output path: split ones are numbered."""
-        if len(self.files) == 1:
-            return [path]
-        match = SPLIT_NAME.fullmatch(path)
-        stem = match["stem"] if match else path.removesuffix(".gguf")
-        return [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.gguf" for number in range(len(self.files))]
+        return split_paths(path, len(self.files))
 
 
 def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
     imatrix = load_importance(request)
-    overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
+    overridden = ChainMap(plain_values(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
     facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
@@ -148,18 +157,28 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     parts = source.parts if request.keep_split else [llama_order(tensors)]
     planner = Planner(request.recipe, facts, tensors, request.options)
     jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
-    flat = [job for part in jobs for job in part]
+    flat, order = [job for part in jobs for job in part], SPLIT_KEYS
+    sizes = {job.tensor.name: job.output.nbytes for job in flat}
+    if request.split:
+        jobs, order = divide_jobs(flat, sizes, request.split), ORDER_OF_SPLIT
     if request.strict and any(job.is_fallback for job in flat):
         raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
-    idle = idle_options(flat, planner, request)
+    idle = [*idle_options(flat, planner, request), *request.edits.warnings]
     if request.strict and idle:
         raise UsageError(f"--strict: {'; '.join(idle)}")
     metadata = new_metadata(source, request, imatrix)
     return QuantizePlan(
         source,
-        [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
-        [*source.warnings, *idle, *plan_warnings(flat, request)],
+        [*zip(split_metadata(metadata, [len(part) for part in jobs], order), jobs, strict=True)],
+        [*source.warnings, *idle, *plan_warnings(flat, request), *oversized(sizes, request.split)],
+        SourceGuard(source.files),
     )
+
+
+def divide_jobs(jobs: Sequence[TensorJob], sizes: Mapping[str, int], limits: SplitLimits) -> list[list[TensorJob]]:
+    """Divide the tensors among files of limited size. Raises UsageError."""
+    by_name = {job.tensor.name: job for job in jobs}
+    return [[by_name[name] for name in names] for names in divide_tensors(sizes, limits)]
 
 
 def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
@@ -240,9 +259,10 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
 
 def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
     """Look up a tensor's importance per column, float32 [matrices, columns]. Raises ModelError if the shape differs."""
-    if imatrix is None or tensor.name not in imatrix.squares:
+    name = tensor.name_before if isinstance(tensor, RenamedTensor) else tensor.name
+    if imatrix is None or name not in imatrix.squares:
         return None
-    mean = imatrix.squares[tensor.name].mean()
+    mean = imatrix.squares[name].mean()
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
@@ -296,10 +316,12 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
         additions += [("quantize.imatrix.dataset", imatrix.datasets[0])] if imatrix.datasets else []
         additions.append(("quantize.imatrix.entries_count", len(imatrix.squares)))
         additions += [("quantize.imatrix.chunks_count", imatrix.chunks)] if imatrix.chunks else []
+    if isinstance(source, PrunedSource):
+        additions.append((source.count_key, np.uint32(source.layers)))
     for key, value in additions:
         metadata.pop(key, None)
         metadata[key] = pack_value(value)
-    return metadata
+    return request.edits.apply(metadata)
 
 
 def match_type(before: Any, value: Any) -> Any:
@@ -314,21 +336,3 @@ def match_type(before: Any, value: Any) -> Any:
         return Packed(before[:4] + SCALARS[kind].pack(value))
     except struct.error:
         return value
-
-
-def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]) -> list[dict[str, Any]]:
-    """Divide the metadata among files: the first has everything, all have their number."""
-    if len(jobs) == 1:
-        return [metadata]
-    tensors = np.int32(sum(map(len, jobs)))
-    values = [(np.uint16(number), np.uint16(len(jobs)), tensors) for number in range(len(jobs))]
-    return [
-        (metadata if number == 0 else {}) | dict(zip(SPLIT_KEYS, map(pack_value, value), strict=True))
-        for number, value in enumerate(values)
-    ]
-
-
-def alignment(metadata: Mapping[str, Any]) -> int:
-    """Return the alignment of tensors in the file, in bytes."""
-    value = metadata.get("general.alignment")
-    return 32 if value is None else int.from_bytes(pack_value(value)[4:8], "little")

@@ -4,14 +4,12 @@ plan.py decides what every tensor becomes. Then rows are read, converted and enc
 one writes the results, in order. Memory holds a few chunks, however large the model.
 """
 
-import math
 import os
 import re
-import shutil
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -21,21 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
-from localllm.files.gguf.header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, printable
-from localllm.files.gguf.metadata_reader import is_whole, show
+from localllm.files.gguf.header import Metadata, printable
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value, write_body
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
+from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import problems
 from localllm.quant.recipes import RECIPES, Recipe, find_recipe
-from localllm.quantizing.plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
+from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
+from localllm.quantizing.plan import COPY, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
+from localllm.quantizing.pruned_source import PrunedSource, parse_layers
+from localllm.quantizing.rewrite import check_files, finish
+from localllm.quantizing.splitting import SplitLimits
 from localllm.services.finite_check import dequantize_finite
 from localllm.services.validate import require_valid
 from localllm.system.memory import address_room
@@ -62,12 +63,19 @@ def open_source(path: str, projector: bool = False) -> Source:
     return GGUFSource(GGUFFile.open(path))
 
 
-def require_valid_source(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
-    """Raise ModelError for a GGUF file that is invalid with `overrides` in its metadata."""
+def require_valid_source(source: Source, overrides: Sequence[tuple[str, Any]], edits: MetadataEdits = NO_EDITS) -> None:
+    """Raise ModelError for a GGUF file that is invalid with such metadata."""
     if isinstance(source, GGUFSource):
-        whole = copy(source.file)
-        whole.metadata = source.file.metadata | dict(overrides)
-        require_valid(whole)
+        require_valid_edits(source.file, overrides, edits)
+
+
+def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, Any]], edits: MetadataEdits) -> None:
+    """Raise ModelError for a file that is invalid with such metadata."""
+    whole = copy(file)
+    whole.metadata = file.metadata | dict(overrides) | plain_values(edits)
+    for key in edits.removed:
+        whole.metadata.data.pop(key, None)
+    require_valid(whole)
 
 
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
@@ -123,8 +131,22 @@ def split_patterns(text: str) -> list[str]:
     return parts if has_formats else [text]
 
 
-def require_parts(source: Source, keep_split: bool) -> None:
-    """Raise UsageError if --keep-split is given for a checkpoint that makes one file of several."""
+def prune(source: Source, layers: str) -> Source:
+    """Leave out layers, given as numbers with commas. Raises UsageError, and ModelError if the rest is no model."""
+    from localllm.quantizing.calibrate import as_file  # which knows all sources as files
+
+    pruned = PrunedSource(source, parse_layers(layers))
+    if isinstance(source, GGUFSource):
+        file = as_file(pruned)
+        file.metadata = Metadata(pruned.metadata)
+        require_valid(file)
+    return pruned
+
+
+def require_parts(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
+    """Raise UsageError if --keep-split is given for a checkpoint that makes one file of several, or with limits."""
+    if keep_split and limits:
+        raise UsageError("give either --keep-split or a limit for split files, not both")
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
     if keep_split and len(source.parts) < len(weights):
         raise UsageError(
@@ -147,40 +169,17 @@ def parse_override(text: str) -> tuple[str, Any]:
             }
             made = convert[kind](value)
             pack_value(made)  # raises if no file can hold it
-            require_override(key, made)
+            require_settable(key, made, "--override-kv")
             return key, made
     except (KeyError, ValueError, OverflowError):
         pass
     raise UsageError(f"--override-kv {printable(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
 
 
-def require_override(key: str, value: Any) -> None:
-    """Raise UsageError for metadata that would make an unreadable file."""
-    if not key.isprintable() or len(key) > MAX_KEY_BYTES:
-        raise UsageError(f"--override-kv {printable(key)}: not a valid metadata key")
-    if key in SPLIT_KEYS:
-        raise UsageError(f"--override-kv {key}: cannot be set: --keep-split decides how the output is split")
-    if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
-        raise UsageError(f"--override-kv {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--override-kv {key}: {value} is not a number")
-
-
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
-    """Resolve the output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full.
-
-    One file replaces an older one atomically. Several cannot, so they never replace any.
-    """
+    """Resolve the output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full."""
     inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
-    paths = plan.paths(path)
-    targets = [resolve_target(name, inputs) for name in paths]
-    if len(targets) > 1:
-        for name in filter(os.path.lexists, targets):
-            raise UsageError(f"{name}: this file exists; files of a split model are not overwritten; remove it first")
-    free = shutil.disk_usage(os.path.dirname(targets[0])).free
-    if free < plan.nbytes:
-        raise LocalllmError(f"{path}: {plan.nbytes} bytes needed, but only {free} free on this disk")
-    return targets
+    return check_files(plan.paths(path), inputs, plan.nbytes)
 
 
 def run(
@@ -267,22 +266,9 @@ def write(
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
             file.sync()
+        plan.guard.check()
         finish(files)
     return widener.warning or next(iter(problems), None)
-
-
-def finish(files: Sequence[SafeFile]) -> None:
-    """Give all files their final names, or none: files of a split model did not exist before."""
-    finished: list[str] = []
-    try:
-        for file in files:
-            finished.append(file.path)
-            file.finish()
-    except BaseException:
-        for path in finished if len(files) > 1 else ():
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        raise
 
 
 class SearchAhead:

@@ -2,20 +2,24 @@
 
 import os
 import re
-import sys
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.argv import did_you_mean
+from localllm.cli.ladder import ADDED, LadderOptions, make_ladder
 from localllm.cli.options import shared as options
+from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_formats
+from localllm.cli.options.quantizing import CalibrationGroup, FormatGroup, ImportanceGroup, LadderGroup, several
+from localllm.cli.options.splits import SplitGroup
 from localllm.cli.resolve_model import located
-from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
+from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
+from localllm.cli.terminal.quantize_progress import PlainLines, progress_of
 from localllm.cli.terminal.render import count, one_line, size, table
 from localllm.errors import UsageError
 
@@ -24,13 +28,6 @@ if TYPE_CHECKING:
 
     from localllm.files.gguf.tensor_source import Source
     from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, Recipe
-    from localllm.quantizing.quantize import OnProgress
-
-ADDED = 1.02  # times as large is not larger: metadata may grow
-
-
-def several(name: str, metavar: str, help: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=f"{help}  [repeatable]")
 
 
 def quantize(
@@ -42,53 +39,28 @@ def quantize(
             help="Input, output and quantization type; with --calibrate, text files to calibrate on.",
         ),
     ],
-    threads: options.Threads = None,
-    mmproj: Annotated[
-        bool, typer.Option("--mmproj", help="Convert the vision projector (mmproj) instead of the language model.")
-    ] = False,
-    imatrix: Annotated[
-        str | None,
-        typer.Option(
-            "--imatrix", metavar="FILE", help="Importance matrix, as `localllm imatrix` or llama-imatrix writes it."
-        ),
-    ] = None,
-    include_weights: Annotated[
-        list[str] | None,
-        several("--include-weights", "TEXT", "Use the importance matrix only for tensors whose name contains TEXT."),
-    ] = None,
-    exclude_weights: Annotated[
-        list[str] | None,
-        several("--exclude-weights", "TEXT", "Do not use the importance matrix for tensors whose name contains TEXT."),
-    ] = None,
-    pure: Annotated[
-        bool, typer.Option("--pure", help="Use the same format for all tensors, without a mixture.")
-    ] = False,
-    tensor_type: Annotated[
-        list[str] | None,
-        several("--tensor-type", "REGEX=FORMAT", "Format for tensors whose name matches REGEX."),
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="Format of the output tensor.")
-    ] = None,
-    embedding: Annotated[
-        str | None,
-        typer.Option("--token-embedding-type", metavar="FORMAT", help="Format of the token embedding tensor."),
-    ] = None,
-    leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Do not quantize the output tensor.")
-    ] = False,
-    allow_requantize: Annotated[
-        bool,
-        typer.Option(
-            "--allow-requantize", help="Allow quantizing tensors that are quantized already; this loses quality."
-        ),
-    ] = False,
+    *,
+    formats: FormatGroup,
+    importance: ImportanceGroup,
+    calibration: CalibrationGroup,
+    several_types: LadderGroup,
+    split: SplitGroup,
+    changes: MetadataGroup,
     override_kv: Annotated[
         list[str] | None,
         several("--override-kv", "KEY=TYPE:VALUE", "Override metadata; TYPE is int, float, bool or str."),
     ] = None,
     keep_split: Annotated[
         bool, typer.Option("--keep-split", help="Write the same number of split files as the input has.")
+    ] = False,
+    mmproj: Annotated[
+        bool, typer.Option("--mmproj", help="Convert the vision projector (mmproj) instead of the language model.")
+    ] = False,
+    allow_requantize: Annotated[
+        bool,
+        typer.Option(
+            "--allow-requantize", help="Allow quantizing tensors that are quantized already; this loses quality."
+        ),
     ] = False,
     strict: Annotated[
         bool,
@@ -98,30 +70,7 @@ def quantize(
         bool,
         typer.Option("--force", help="Overwrite any existing file, and allow an output larger than IN."),
     ] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Run the model on the TEXT files, or on a built-in mixture, and minimize its matrices' output error.",
-        ),
-    ] = False,
-    file_size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            metavar="SIZE",
-            help="With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's.",
-        ),
-    ] = None,
-    bits: Annotated[
-        float | None, typer.Option("--bpw", metavar="BITS", help="As --size, for this many bits per weight.")
-    ] = None,
-    formats_file: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", metavar="FILE", help="File of tensor formats to use; with --size or --bpw, file to write them to."
-        ),
-    ] = None,
+    threads: options.Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without writing anything.")] = False,
 ) -> None:
     """Quantize a model, or convert a Hugging Face checkpoint to GGUF.
@@ -136,9 +85,11 @@ def quantize(
     3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
     with --imatrix IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S
     ternary        TQ2_0, TQ1_0
+    simple         Q2_0, Q1_0
     COPY           no quantization
 
-    OUT is written to a temporary file and renamed when it is complete.
+    OUT is written to a temporary file and renamed when it is complete. With --types or --ladder, which stand for TYPE,
+    files of several types are made in one pass; OUT is a folder, or a name with {type} in it.
 
     Examples:
       localllm quantize big.gguf Q4_K_M
@@ -149,40 +100,50 @@ def quantize(
       localllm quantize big.gguf small.gguf Q4_K_M --calibrate prose.txt code.txt
       localllm quantize big.gguf small.gguf Q4_K_M --calibrate --size 3.5GB
       localllm quantize big.gguf Q4_K_M --dry-run
+      localllm quantize checkpoint/ files/ --types Q8_0,Q5_K_M,Q4_K_M --imatrix big.imatrix --md
+      localllm quantize big.gguf "files/My-Model-{type}.gguf" --ladder
     """
-    from localllm.quant.recipes import Options
     from localllm.quantizing import quantize as service
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
-    given, texts = with_texts(tuple(arguments)) if calibrate else (tuple(arguments), None)
-    source_name, target, recipe, last = understood(given)
+    if several_types.is_given:
+        given, texts = several_types.arguments(tuple(arguments), calibration)
+        (source_name, target), last = given, None
+        recipes = several_types.recipes(importance.imatrix is not None or texts is not None)
+        recipe = recipes[0]
+    else:
+        given, texts = with_texts(tuple(arguments)) if calibration.calibrate else (tuple(arguments), None)
+        source_name, target, recipe, last = understood(given)
     path = located(source_name)
     threads = last if threads is None else threads
-    chosen = Options(
-        pure=pure,
-        output=format_named(output),
-        embedding=format_named(embedding),
-        keep_output=leave_output_tensor,
-        patterns=service.parse_patterns(tuple(tensor_type or ())),
-    )
     overrides = [service.parse_override(text) for text in override_kv or ()]
+    source = service.open_source(path, mmproj)
+    edits, limits = changes.edits(source.packed), split.limits()
+    service.require_valid_source(source, overrides, edits)
+    if formats.prune_layers is not None:
+        source = service.prune(source, formats.prune_layers)
     request = QuantizeRequest(
         recipe,
-        chosen,
-        imatrix,
-        tuple(include_weights or ()),
-        tuple(exclude_weights or ()),
+        formats.chosen(),
+        importance.imatrix,
+        tuple(importance.include_weights or ()),
+        tuple(importance.exclude_weights or ()),
         overrides,
+        edits,
         keep_split,
+        limits,
         allow_requantize,
         strict,
         texts,
     )
-    source = service.open_source(path, mmproj)
-    service.require_valid_source(source, overrides)
-    service.require_parts(source, keep_split)
-    is_by_need, is_named = file_size is not None or bits is not None, target is not None or force
+    service.require_parts(source, keep_split, limits)
+    if several_types.is_given:
+        make_ladder(source, [replace(request, recipe=each) for each in recipes], target, several_types,
+                    LadderOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
+        return
+    formats_file = calibration.formats_file
+    is_by_need, is_named = calibration.has_size, target is not None or force
     target = service.default_output(path, recipe, mmproj) if target is None else target
     if formats_file is not None and not is_by_need:
         from localllm.quantizing.mixed_precision.plan import read_formats, with_formats
@@ -191,7 +152,7 @@ def quantize(
     plan = make_plan(source, request)
     before = None if os.path.isdir(path) else plan.nbytes_before  # the tensors of a folder are not all that it has
     if is_by_need:
-        asked = sizing(file_size, bits, texts is not None)
+        asked = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
             require_consent(plan, target, asked(plan), before, is_named, force)
         source, request = needed(source, request, asked, formats_file, threads, force)
@@ -257,10 +218,11 @@ def needed(
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
     require_possible(source, request, size)
-    line, count = ProgressLine(), threads or usable_cores()
+    line, plain, count = ProgressLine(), PlainLines(), threads or usable_cores()
 
     def show(done: int, total: int, name: str, doing: str = "measuring") -> None:
         line.show(f"{doing}: {100 * done // max(total, 1)} %, {one_line(name)}")
+        plain.show(done, total, f"{doing} {name}")
 
     try:
         source = fold_scales(source, request, count, show, opening.compiling(line))
@@ -309,13 +271,6 @@ def meant_type(text: str) -> str:
     return f"did you mean {same}?" if same else did_you_mean(text.upper(), [*RECIPES])
 
 
-def format_named(text: str | None) -> str:
-    """Return the canonical name of a format, "" for None."""
-    from localllm.quantizing.quantize import parse_format
-
-    return parse_format(text) if text else ""
-
-
 def require_possible(
     plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool
 ) -> None:
@@ -339,7 +294,7 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     start, line, warnings = perf_counter(), ProgressLine(), list[str]()
     end_on_bus_error(plan.source.path)
     try:
-        with progress_bar(plan, line) as on_progress:
+        with progress_of(plan.weights, line) as on_progress:
             service.run(
                 plan, target, request, threads or usable_cores(), on_progress, opening.compiling(line), warnings
             )
@@ -350,35 +305,6 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
-
-
-def progress_bar(plan: "QuantizePlan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
-    """Make a progress bar on stderr, if that is a terminal; line: where compiling shows its progress."""
-    return _Bar(plan, line) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
-
-
-class _Bar:
-    def __init__(self, plan: "QuantizePlan", line: ProgressLine):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task, self._line = self._progress.add_task("", total=plan.weights), line
-
-    def __enter__(self) -> "OnProgress":
-        return self.show
-
-    def show(self, done: int, name: str) -> None:
-        from rich.markup import escape
-
-        if not self._progress.live.is_started:
-            self._line.clear()
-            self._progress.start()
-        self._progress.update(self._task, completed=done, description=escape(one_line(name)))
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
 
 
 def summary(plan: "QuantizePlan") -> str:

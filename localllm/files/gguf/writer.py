@@ -60,9 +60,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
 
 def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> None:
     """Write the header and all tensors."""
-    alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
-    if isinstance(alignment, Packed):
-        (alignment,) = struct.unpack_from("<I", alignment, 4)
+    alignment = alignment_of(metadata)
     file.write(build_header(metadata, tensors, alignment))
     for tensor in tensors:
         start = file.position
@@ -71,6 +69,12 @@ def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Ou
         if file.position - start != tensor.nbytes:
             raise ValueError(f"tensor {tensor.name}: {file.position - start} bytes; expected {tensor.nbytes}")
         file.write(bytes(-file.position % alignment))
+
+
+def alignment_of(metadata: Mapping[str, Any]) -> int:
+    """Return the alignment of tensors in the file, in bytes."""
+    value = metadata.get(ALIGNMENT)
+    return DEFAULT_ALIGNMENT if value is None else int.from_bytes(pack_value(value)[4:8], "little")
 
 
 def build_header(

@@ -1,6 +1,5 @@
 """Choose the formats of a whole plan by measured sensitivity, and store them in a file."""
 
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,8 @@ from localllm.quantizing.mixed_precision.refine import refine
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import widener_of
+from localllm.quantizing.splitting import parse_bytes
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 OWN = "own"  # stands for the size that the quantization type has
 
 
@@ -29,10 +28,7 @@ def parse_size(text: str) -> Callable[[QuantizePlan], int]:
     """Parse --size into bytes for a plan: 3.5GB, 800M, a number, or "own", the type's size. Raises UsageError."""
     if text.lower() == OWN:
         return lambda plan: plan.nbytes
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
-    if not match:
-        raise UsageError(f"--size {printable(text)}: expected one as 3.5GB or 800MB, or own, the type's")
-    number = int(float(match[1]) * UNITS[match[2]])
+    number = parse_bytes(text, "--size")
     return lambda plan: number
 
 

@@ -96,6 +96,9 @@ def test_plans_are_those_of_llama_quantize(case: str, name: str):
     for key in (name, f"{name} pure", f"{name} imatrix"):
         if key not in plans:
             continue
+        if plans[key] is None:
+            compared += 1
+            continue  # llama-quantize has no fallback for Q1_0's blocks of 128, and ends
         importance, pure = key.endswith("imatrix"), key.endswith("pure")
         plan = planned(RECIPES[name], facts(**model, importance=importance), shapes(**model), Options(pure=pure))
         ours = by_kind({tensor: format for tensor, format in plan.items() if format != "F32"})

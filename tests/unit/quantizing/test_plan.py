@@ -205,7 +205,7 @@ def test_an_alignment_of_the_files_own(tmp_path: Path):
         key = {} if alignment is None else {"general.alignment": alignment}
         made = plan(write_model(tmp_path / f"{alignment}.gguf", **key), "Q8_0")
         sizes[alignment] = made.nbytes
-        assert quantize_plan.alignment(made.files[0][0]) == (alignment or 32)
+        assert quantize_plan.alignment_of(made.files[0][0]) == (alignment or 32)
     assert sizes[None] < sizes[32] < sizes[4096] and sizes[4096] % 4096 == 0
 
 

@@ -28,6 +28,7 @@ from tiny_model import write_tiny_model
 
 from localllm.cli.commands import quantize as quantize_command
 from localllm.cli.main import main
+from localllm.cli.terminal import quantize_progress
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
@@ -826,7 +827,7 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
 
 
 def test_the_bar_ends_with_the_work():
-    bar = quantize_command._Bar(SimpleNamespace(weights=10), ProgressLine())
+    bar = quantize_progress._Bar(10, ProgressLine())
     with bar as show:
         show(5, "blk.0.attn_q.weight")
         assert bar._progress.live.is_started

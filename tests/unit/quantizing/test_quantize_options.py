@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from checkpoint import write_checkpoint, write_json
 from tiny_model import write_tiny_model
 
 from localllm.convert.folder import split_names
-from localllm.errors import UsageError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.writer import pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
 from localllm.quantizing.quantize import parse_patterns, split_patterns
 
@@ -161,3 +163,96 @@ def test_templates_that_do_not_compile(tmp_path: Path, cli):
     lines = [line for line in err.splitlines() if "the chat template is invalid" in line]
     assert code == 0 and len(lines) == 2 and "(rag)" in lines[1] and "(rag)" not in lines[0]
     assert GGUFFile.open(tmp_path / "x.gguf").metadata["tokenizer.chat_template"].startswith("{% for")
+
+
+def test_a_source_that_changes_while_it_is_read(model: Path, tmp_path: Path):
+    """Nothing is written, whatever the command, and the older output stays."""
+    from localllm.quantizing.plan import QuantizeRequest, make_plan
+    from localllm.quantizing.quantize import find_type, open_source, run
+    from localllm.quantizing.rewrite import split_files, write_files
+    from localllm.quantizing.splitting import SplitLimits
+
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    folder = write_checkpoint(tmp_path / "folder")
+    for source, changed in ((model, model), (folder, folder / "config.json"), (folder, folder / "model.safetensors")):
+        plan = make_plan(open_source(str(source)), QuantizeRequest(find_type("Q8_0")))
+        with pytest.raises(ModelError, match=f"{changed.name}: this file changed while it was read"):
+            run(
+                plan,
+                str(out),
+                QuantizeRequest(find_type("Q8_0")),
+                1,
+                lambda done, name, to=changed: os.utime(to, ns=(1, done)),
+            )
+        assert out.read_bytes() == b"old"
+    file = GGUFFile.open(model)
+    files, _ = split_files(file, str(tmp_path / "s"), SplitLimits(5))
+    with pytest.raises(ModelError, match="changed while it was read"):
+        write_files(file, files, lambda done, name: os.utime(model, ns=(7, done)))
+    assert not list(tmp_path.glob("s-*"))
+
+
+# ---- layers that are left out, formats from a file
+
+
+def test_pruned_layers(model: Path, cli):
+    """The others move up; the number of layers is what llama-quantize writes, and where."""
+    out = model.with_name("out.gguf")
+    assert cli("quantize", model, out, "COPY", "--prune-layers", "0")[0] == 0
+    before, after = GGUFFile.open(model), GGUFFile.open(out)
+    assert after.metadata["llama.block_count"] == 1 and list(after.packed)[-1] == "llama.block_count"
+    assert {name for name in after.tensors if name.startswith("blk.")} == {
+        name for name in before.tensors if name.startswith("blk.0.")}  # fmt: skip
+    for name, tensor in after.tensors.items():
+        assert np.array_equal(tensor.data, before.tensors[name.replace("blk.0.", "blk.1.")].data)
+    assert cli("run", out, "-p", "Hi", "-n", "1")[0] == 0
+    for words, said in (("2", "no layer 2"), ("0,1", "no layer is left"), ("x", "expected numbers"), ("", "expected")):
+        code, _, err = cli("quantize", model, out, "COPY", "--prune-layers", words)
+        assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_pruned_layers_have_their_own_importance(model: Path, cli):
+    squares = {f"blk.{n}.attn_q.weight": Squares(np.full((1, 64), 1 + 9 * n, np.float32), np.ones(1, np.float32))
+               for n in (0, 1)}  # fmt: skip
+    squares["blk.1.attn_q.weight"].sums[0, :32] = 1e-3
+    path = model.with_name("m.imatrix")
+    write_imatrix(str(path), ImportanceMatrix(squares, ["text"], 1, 512))
+    whole, pruned = model.with_name("whole.gguf"), model.with_name("pruned.gguf")
+    assert cli("quantize", model, whole, "Q4_0", "--imatrix", path)[0] == 0
+    assert cli("quantize", model, pruned, "Q4_0", "--imatrix", path, "--prune-layers", "0")[0] == 0
+    ours, theirs = (GGUFFile.open(each).tensors for each in (pruned, whole))
+    assert np.array_equal(ours["blk.0.attn_q.weight"].data, theirs["blk.1.attn_q.weight"].data)
+
+
+def test_numbers_for_each_layer_are_pruned(tmp_path: Path):
+    from localllm.quantizing.pruned_source import PrunedSource
+
+    names = ["blk.0.x", "blk.1.x", "blk.2.x", "y"]
+    metadata = {"general.architecture": "a", "a.block_count": 3, "a.head_count": [1, 2, 3], "a.other": [1, 2],
+                "b.names": [1, 2, 3]}  # fmt: skip
+    source = SimpleNamespace(path="m", files=(), warnings=(), ignored=(), parts=[names], metadata=metadata)
+    source.packed = {key: pack_value(value) for key, value in metadata.items()}
+    source.tensors = [SimpleNamespace(name=name, format=None, shape=(1,)) for name in names]
+    pruned = PrunedSource(source, (1,))
+    assert [tensor.name for tensor in pruned.tensors] == ["blk.0.x", "blk.1.x", "y"] == pruned.parts[0]
+    assert pruned.metadata["a.head_count"] == [1, 3] and pruned.packed["a.head_count"] == pack_value([1, 3])
+    assert pruned.metadata["a.other"] == [1, 2] and pruned.metadata["b.names"] == [1, 2, 3]
+
+
+def test_formats_from_a_file(model: Path, cli):
+    file, out = model.with_name("types.txt"), model.with_name("out.gguf")
+    file.write_text("attn_v=q8_0\nffn_up=f16 ATTN_Q=q5_0\n")
+    assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", file, "--tensor-type", "attn_q=Q5_1")[0] == 0
+    formats = {
+        name.split(".")[2]: tensor.format.name for name, tensor in GGUFFile.open(out).tensors.items() if "blk" in name
+    }
+    assert (formats["attn_v"], formats["ffn_up"], formats["attn_q"], formats["attn_k"]) == (
+        "Q8_0",
+        "F16",
+        "Q5_1",
+        "Q4_0",
+    )
+    file.write_text("attn_v")
+    assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", file)[0] == 2
+    assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", model.with_name("none"))[0] == 2

@@ -1,0 +1,76 @@
+"""localllm edit: change the metadata of a model file."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options import shared as options
+from localllm.cli.options.metadata import MetadataGroup
+from localllm.cli.options.offers import offer_models
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.copying import copy_files
+from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
+from localllm.cli.terminal.render import one_line
+from localllm.errors import UsageError
+
+
+def edit(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
+    ],
+    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help="Output file.  [default: MODEL itself]")] = None,
+    *,
+    changes: MetadataGroup,
+    restore: Annotated[
+        str | None, typer.Option("--restore", metavar="FILE", help="Write a stored header back to MODEL.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if a removed key is missing or the template is broken.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without writing anything.")] = False,
+    force: options.Force = False,
+) -> None:
+    """Change the metadata of a GGUF file.
+
+    With OUT, a new file gets the changed metadata and a copy of all tensors. Without it, MODEL is changed: where the
+    new header is as long as the old one it is written in its place, and the old one goes to MODEL.header; otherwise
+    the file is written anew and replaced when it is complete. The result is checked before anything is written.
+
+    Examples:
+      localllm edit model.gguf --set-metadata general.name="My Model"
+      localllm edit model.gguf new.gguf --set-metadata 'general.languages=["en", "de"]' --remove-metadata "general.url"
+      localllm edit model.gguf --set-metadata general.sampling.temp=f32:0.6 --chat-template-file template.jinja
+      localllm edit model.gguf --restore model.gguf.header
+    """
+    from localllm.files.gguf.file import GGUFFile
+    from localllm.quantizing.quantize import require_valid_edits
+    from localllm.quantizing.rewrite import edit_in_place, edited_files, packed_of, restore_header
+
+    exit_on_sigterm()
+    path = located(model)
+    if restore is not None:
+        if out is not None or not changes.is_empty:
+            raise UsageError("--restore cannot be combined with OUT or other changes")
+        write(f"{one_line(path)}: header restored; the other one is in {one_line(restore_header(path, restore))}\n")
+        return
+    source = GGUFFile.open(path)
+    edits = changes.edits(packed_of(source))
+    if edits.warnings and strict:
+        raise UsageError(f"--strict: {'; '.join(edits.warnings)}")
+    for line in edits.warnings:
+        say(f"localllm: warning: {line}")
+    if not edits.values and not edits.removed:
+        raise UsageError("nothing to change: give --set-metadata, --remove-metadata or --chat-template-file")
+    require_valid_edits(source, (), edits)
+    if dry_run:
+        write("".join(f"{one_line(line)}\n" for line in edits.lines(source.packed)))
+    elif out is not None:
+        copy_files(source, edited_files(source, out, edits), force)
+    else:
+        shown = ProgressLine()
+        try:
+            copy = edit_in_place(source, edits, lambda done, name: shown.show(f"copying: {one_line(name)}"))
+        finally:
+            shown.clear()
+        kept = f"; the old header is in {one_line(copy)}" if copy else ""
+        write(f"{one_line(path)}: {len(edits.values) + len(edits.removed)} keys changed{kept}\n")

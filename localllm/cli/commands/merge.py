@@ -1,0 +1,38 @@
+"""localllm merge: join the files of a split model."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options import shared as options
+from localllm.cli.options.offers import offer_models
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.copying import copy_files
+from localllm.errors import UsageError
+
+
+def merge(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A file of the split model.", autocompletion=offer_models)
+    ],
+    out: Annotated[
+        str | None, typer.Argument(metavar="[OUT]", help="Output file.  [default: MODEL without -NNNNN-of-NNNNN]")
+    ] = None,
+    *,
+    force: options.Force = False,
+) -> None:
+    """Merge the files of a split model into one, as llama-gguf-split --merge does.
+
+    Examples:
+      localllm merge big-00001-of-00003.gguf
+      localllm merge big-00001-of-00003.gguf whole.gguf
+    """
+    from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
+    from localllm.quantizing.rewrite import merged_file
+
+    path = located(model)
+    source = GGUFFile.open(path, needed=())
+    match = SPLIT_NAME.fullmatch(path)
+    if "split.count" not in source.metadata or match is None:
+        raise UsageError(f"{path}: not a file of a split model")
+    copy_files(source, [merged_file(source, f"{match['stem']}.gguf" if out is None else out)], force)

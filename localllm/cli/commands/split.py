@@ -1,0 +1,47 @@
+"""localllm split: divide a model file into several."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options.offers import offer_models
+from localllm.cli.options.splits import SplitGroup
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.copying import copy_files, described
+from localllm.cli.terminal.output import say, write
+
+
+def split(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
+    ],
+    out: Annotated[
+        str | None, typer.Argument(metavar="[OUT]", help="Beginning of the new files' names.  [default: MODEL's]")
+    ] = None,
+    *,
+    limits: SplitGroup,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without writing anything.")] = False,
+) -> None:
+    """Split a GGUF file into several, as llama-gguf-split does.
+
+    The files are OUT-00001-of-00003.gguf and so on; every program opens the first. Without a limit a file has at most
+    128 tensors. `localllm merge` joins them, and `quantize` splits what it writes with the same options.
+
+    Examples:
+      localllm split big.gguf --split-max-size 45G
+      localllm split big.gguf parts/big --split-max-tensors 100
+    """
+    from localllm.files.gguf.file import GGUFFile
+    from localllm.quantizing.rewrite import split_files
+    from localllm.quantizing.splitting import TENSORS, SplitLimits
+
+    path = located(model)
+    chosen = limits.limits() or SplitLimits(TENSORS)
+    source = GGUFFile.open(path, needed=())
+    files, warnings = split_files(source, path if out is None else out, chosen)
+    for line in warnings:
+        say(f"localllm: warning: {line}")
+    if dry_run:
+        write(described(source, files))
+        return
+    copy_files(source, files, force=False)

@@ -1,0 +1,431 @@
+"""Make files of several types in one pass: each tensor is read once, and encoded once for each format.
+
+The files grow beside their final names (NAME.part), all at the same tensor. What is on the disk is recorded from time
+to time, so that a killed command goes on there; the files get their names when all of them are complete.
+"""
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import islice
+from time import monotonic, perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.gguf.writer import alignment_of, build_header
+from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.frozen import frozen
+from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.encode import encode
+from localllm.quant.recipes import Recipe
+from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
+from localllm.quantizing.quantize import default_output, find_type, mean_squares, with_path
+from localllm.quantizing.rewrite import check_files
+from localllm.quantizing.source_guard import SourceGuard
+from localllm.services.finite_check import dequantize_finite
+from localllm.system.files import open_own, replace, sync
+
+TYPES = (
+    "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M",
+    "Q2_K",
+)  # fmt: skip
+WITH_IMPORTANCE = ("IQ3_XS", "IQ3_XXS", "IQ2_M")  # types that --ladder adds where importance is measured
+NAME = "{type}"  # stands for the type in an output's name
+PART, STATE = ".part", ".ladder"  # what is added to names
+SAVE_EVERY = 5  # seconds
+VERSION = 1  # of the procedure; part of the key of resumable work
+
+
+@frozen
+class Rung:
+    """One type: its plan, and where its files go."""
+
+    recipe: Recipe
+    plan: QuantizePlan
+    paths: Sequence[str]
+
+
+class Written(NamedTuple):
+    """A finished file."""
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+@frozen
+class Result:
+    """What became of a type.
+
+    Attributes:
+        seconds: that it took, where a search for several types counts in equal parts.
+    """
+
+    recipe: Recipe
+    plan: QuantizePlan
+    files: Sequence[Written]
+    seconds: float
+
+
+def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
+    """Parse names of types with commas between them; None: the usual ones. Raises UsageError."""
+    names = [*TYPES, *(WITH_IMPORTANCE if has_importance else ())] if text is None else text.split(",")
+    recipes: dict[str, Recipe] = {}
+    for name in filter(None, (name.strip() for name in names)):
+        recipe = find_type(name)
+        if recipe is None:
+            raise UsageError(f"--types: {name[:40]} is no type; localllm quantize --help lists them")
+        recipes[recipe.name] = recipe
+    if not recipes:
+        raise UsageError("--types: expected types with commas between them, as Q8_0,Q4_K_M")
+    return [*recipes.values()]
+
+
+def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
+    """Name the file of a type: in a folder, by a name with {type} in it, or beside the input. Raises UsageError."""
+    usual = default_output(path, recipe, projector)
+    if out is None:
+        return usual
+    if NAME in out:
+        return out.replace(NAME, "copy" if recipe.base == "" else recipe.name)
+    if os.path.isdir(out):
+        return os.path.join(out, os.path.basename(usual))
+    raise UsageError(f"{out}: expected a folder, or a name with {NAME} in it, for several types")
+
+
+class PartFile:
+    """A file that grows under another name, and gets its own when it is complete."""
+
+    def __init__(self, target: str, header: bytes, tensors: Sequence[TensorJob], alignment: int):
+        self.target, self.path, self._header, self._alignment = target, target + PART, header, alignment
+        self._sizes = {job.tensor.name: job.output.nbytes for job in tensors}
+        self.nbytes = len(header) + sum(map(self._padded, self._sizes.values()))
+        self._digest, self._descriptor, self._position, self.is_named = hashlib.sha256(), -1, 0, False
+
+    def _padded(self, nbytes: int) -> int:
+        return -(-nbytes // self._alignment) * self._alignment
+
+    def length(self, names: Sequence[str]) -> int:
+        """Return the length with the header and these tensors."""
+        return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
+
+    def open(self, kept: int) -> None:
+        """Open the file with the first `kept` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
+        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run was that far
+        try:
+            path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
+            self._descriptor = open_own(path, flags)
+            if not self.is_named:
+                os.ftruncate(self._descriptor, kept)
+            while self._position < kept:
+                data = os.read(self._descriptor, min(kept - self._position, 1 << 24))
+                self._digest.update(data)
+                self._position += len(data)
+        except OSError as error:
+            raise self._failure(error) from None
+        if not kept:
+            self.write(self._header)
+
+    def has(self, kept: int) -> bool:
+        """Tell whether an earlier run has left that many bytes."""
+        if kept == self.nbytes and not os.path.lexists(self.path):
+            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
+        try:
+            return os.stat(self.path, follow_symlinks=False).st_size >= kept
+        except OSError:
+            return False
+
+    def write(self, data: np.ndarray | bytes) -> None:
+        """Append bytes. Raises LocalllmError."""
+        rest = memoryview(data).cast("B")
+        self._digest.update(rest)
+        try:
+            while rest.nbytes:
+                written = os.write(self._descriptor, rest)
+                self._position += written
+                rest = rest[written:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def pad(self) -> None:
+        """End a tensor."""
+        self.write(bytes(self._padded(self._position) - self._position))
+
+    def sync(self) -> None:
+        """Wait until all bytes are on the disk."""
+        if self.is_named:
+            return
+        try:
+            sync(self._descriptor)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def finish(self) -> Written:
+        """Give the complete file its name."""
+        try:
+            if not self.is_named:
+                replace(self.path, self.target)
+        except OSError as error:
+            raise self._failure(error) from None
+        return Written(self.target, self.nbytes, self._digest.hexdigest())
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        self.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _failure(self, error: OSError) -> LocalllmError:
+        return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
+
+
+class State:
+    """How far the files are, on the disk."""
+
+    def __init__(self, path: str, key: str):
+        self.path, self._key = path, key
+        self.done, self.seconds = 0, dict[str, float]()
+        try:
+            with open(path, "rb") as file:
+                said = json.loads(file.read(1 << 20))
+            if said["key"] == key:
+                self.done, self.seconds = int(said["done"]), {name: float(n) for name, n in said["seconds"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+
+    def save(self) -> None:
+        """Store it. Raises LocalllmError."""
+        with SafeFile(self.path) as file:
+            file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
+
+    def remove(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+class Ladder:
+    """Files of several types that are made together."""
+
+    def __init__(self, rungs: Sequence[Rung], inputs: Sequence[str], threads: int, on_progress: OnProgress):
+        """Find where the files are. Raises UsageError for two of one name."""
+        self._rungs, self._threads, self._on_progress = rungs, threads, on_progress
+        self._source = rungs[0].plan.source
+        paths = [path for rung in rungs for path in rung.paths]
+        if len({*paths}) < len(paths):
+            raise UsageError("two types would go to the same file")
+        self._files = [self._part_files(rung) for rung in rungs]
+        self._jobs = [rung.plan.jobs for rung in rungs]
+        self._names = [job.tensor.name for job in self._jobs[0]]
+        self._importances = dict[int, np.ndarray | None]()
+        self._guard = SourceGuard(self._source.files)
+        self._state = State(os.path.realpath(rungs[0].paths[0]) + STATE, self._key())
+        self._inputs = inputs
+
+    @property
+    def resumes(self) -> bool:
+        """Whether an earlier run has left its files."""
+        names = self._names[: self._state.done]
+        return self._state.done > 0 and all(file.has(file.length(names)) for group in self._files for file in group)
+
+    def check(self) -> None:
+        """Check where the files go. Raises UsageError if they must not be written, LocalllmError for a full disk."""
+        files = [file for group in self._files for file in group]
+        need = sum(file.nbytes - size_of(file.path) for file in files)
+        for number, rung in enumerate(self._rungs):
+            is_named = self.resumes and self._state.done == len(self._names)
+            check_files([rung.paths[0]] if is_named else rung.paths, self._inputs, need if number == 0 else 0)
+
+    @staticmethod
+    def _part_files(rung: Rung) -> list[PartFile]:
+        return [
+            PartFile(
+                os.path.realpath(path),
+                build_header(metadata, [job.output for job in jobs], alignment_of(metadata)),
+                jobs,
+                alignment_of(metadata),
+            )
+            for path, (metadata, jobs) in zip(rung.paths, rung.plan.files, strict=True)
+        ]
+
+    def _key(self) -> str:
+        """Identify the work: its source, its types, and the importance that errors are weighted by."""
+        key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
+        for rung, files in zip(self._rungs, self._files, strict=True):
+            for path, file in zip(rung.paths, files, strict=True):
+                key.update(f"{os.path.realpath(path)}\0{file.nbytes}\0".encode())
+            for metadata, jobs in rung.plan.files:
+                key.update(build_header(metadata, [job.output for job in jobs], alignment_of(metadata)))
+                for job in jobs:
+                    key.update(b"" if job.importance is None else job.importance.tobytes())
+        return key.hexdigest()
+
+    def run(self, widener: Widener) -> list[Result]:
+        """Write all files. Raises ModelError for a weight that is not finite, LocalllmError."""
+        files = [file for group in self._files for file in group]
+        with ExitStack() as stack:
+            for file in files:
+                stack.enter_context(ExclusiveWriter(file.target))
+                stack.callback(file.close)
+            done = self._state.done if self.resumes else 0
+            self._state.done = done
+            for file in files:
+                file.open(file.length(self._names[:done]) if done else 0)
+            try:
+                self._write(widener, done)
+                self._guard.check()
+            except ModelError as error:
+                for file in files:
+                    file.discard()
+                self._state.remove()
+                raise with_path(error, self._source.path) from None
+            self._save()
+            results = [self._finished(rung, group) for rung, group in zip(self._rungs, self._files, strict=True)]
+        self._state.remove()
+        return results
+
+    def _finished(self, rung: Rung, files: Sequence[PartFile]) -> Result:
+        return Result(rung.recipe, rung.plan, [file.finish() for file in files], self._state.seconds[rung.recipe.name])
+
+    def _save(self) -> None:
+        for file in (file for group in self._files for file in group):
+            file.sync()
+        self._state.save()
+
+    def _write(self, widener: Widener, done: int) -> None:
+        """Write the tensors from number `done` on."""
+        count, saved = self._weights(done), monotonic()
+        places = [places_of(group, rung) for group, rung in zip(self._files, self._rungs, strict=True)]
+        with ThreadPoolExecutor(self._threads, "quantize") as executor:
+            tasks = self._tasks(widener, done)
+            queue: deque[Future[Encoded]] = deque()
+            try:
+                for number in range(done, len(self._names)):
+                    name, jobs = self._names[number], [rung[number] for rung in self._jobs]
+                    for first, last in jobs[0].ranges():
+                        queue.extend(map(executor.submit, islice(tasks, self._threads + 2 - len(queue))))
+                        found = queue.popleft().result()
+                        for job, place in zip(jobs, places, strict=True):
+                            place[name].write(found.rows[job.format.name])
+                        self._account(found, jobs)
+                        count += (last - first) * jobs[0].tensor.shape[-1]
+                        self._on_progress(count, name)
+                        jobs[0].tensor.release_rows(first, last)
+                    for place in places:
+                        place[name].pad()
+                    self._state.done = number + 1
+                    if monotonic() - saved > SAVE_EVERY:
+                        self._save()
+                        saved = monotonic()
+            finally:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+    def _weights(self, done: int) -> int:
+        return sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:done])
+
+    def _account(self, found: "Encoded", jobs: Sequence[TensorJob]) -> None:
+        """Add the seconds of the searches to those of the types that use them, in equal parts."""
+        names = [job.format.name for job in jobs]
+        for rung, name in zip(self._rungs, names, strict=True):
+            seconds = self._state.seconds.get(rung.recipe.name, 0.0)
+            self._state.seconds[rung.recipe.name] = seconds + found.seconds[name] / names.count(name)
+
+    def _tasks(self, widener: Widener, done: int) -> Iterator[Callable[[], "Encoded"]]:
+        for number in range(done, len(self._names)):
+            jobs = {rung[number].format.name: rung[number] for rung in self._jobs}
+            importance = importance_for([*jobs.values()], widener)
+            for first, last in next(iter(jobs.values())).ranges():
+                yield partial(encode_rows, widener, jobs, importance, first, last)
+
+
+def places_of(files: Sequence[PartFile], rung: Rung) -> dict[str, PartFile]:
+    """Map the names of a type's tensors to the files that they go to."""
+    parts = zip(files, rung.plan.files, strict=True)
+    return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}
+
+
+def importance_for(jobs: Sequence[TensorJob], widener: Widener) -> np.ndarray | None:
+    """Return the importance of a tensor's columns, which all formats share: float32 [matrices, columns]."""
+    for job in jobs:
+        if job.importance is not None:
+            return job.importance
+        if job.makes_logits and not job.is_copied:
+            return mean_squares(widener, job.tensor)
+    return None
+
+
+class Encoded(NamedTuple):
+    """Rows of a tensor in several formats, uint8 [rows, bytes], and the seconds that each took."""
+
+    rows: Mapping[str, np.ndarray]
+    seconds: Mapping[str, float]
+
+
+def encode_rows(
+    widener: Widener, jobs: Mapping[str, TensorJob], importance: np.ndarray | None, first: int, last: int
+) -> Encoded:
+    """Encode rows of a tensor in all its formats. Raises ModelError for a weight that is not finite."""
+    tensor = next(iter(jobs.values())).tensor
+    rows, seconds = dict[str, np.ndarray](), dict[str, float]()
+    weights = dequantize_finite(widener, tensor, first, last) if can_widen(tensor.format) else None
+    weight = None if importance is None else importance[first // tensor.shape[-2]]
+    for name, job in jobs.items():
+        start = perf_counter()
+        if job.is_copied:
+            rows[name] = np.ascontiguousarray(tensor.rows(first, last))
+        else:
+            assert weights is not None
+            rows[name] = encode(name, weights, weight if job.format.block > 1 else None)
+        seconds[name] = perf_counter() - start
+    return Encoded(rows, seconds)
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file, 0 if there is none."""
+    return os.path.getsize(path) if os.path.isfile(path) else 0
+
+
+class Sequel:
+    """Types that are made one after the other; an interrupted command goes on with the first that is missing."""
+
+    def __init__(self, rungs: Sequence[Rung], texts: Sequence[str]):
+        """texts: files that the result depends on, besides the source."""
+        self._rungs, guard = rungs, SourceGuard([*rungs[0].plan.source.files, *texts])
+        said = (VERSION, guard.identity, [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs])
+        self._state = State(
+            os.path.realpath(rungs[0].paths[0]) + STATE, hashlib.sha256(repr(said).encode()).hexdigest()
+        )
+
+    def run(self, make: Callable[[Rung], None]) -> list[Result]:
+        """Make all types, each by `make`."""
+        state, results = self._state, []
+        for number, rung in enumerate(self._rungs):
+            if number >= state.done or not all(map(os.path.isfile, rung.paths)):
+                start = perf_counter()
+                make(rung)
+                state.seconds[rung.recipe.name], state.done = perf_counter() - start, number + 1
+                state.save()
+            files = [written(path) for path in rung.paths]
+            results.append(Result(rung.recipe, rung.plan, files, state.seconds[rung.recipe.name]))
+        state.remove()
+        return results
+
+
+def written(path: str) -> Written:
+    """Describe a file that is there. Raises LocalllmError."""
+    try:
+        with open(path, "rb") as file:
+            return Written(path, os.path.getsize(path), hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise LocalllmError(f"{path}: cannot be read: {error.strerror or error}") from None

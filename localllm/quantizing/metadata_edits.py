@@ -1,0 +1,237 @@
+"""Changes of a GGUF file's metadata, as a user writes them: KEY=VALUE, KEY=TYPE:VALUE, and keys to remove."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.header import ALIGNMENT, ARRAY, MAX_KEY_BYTES, MOST_ALIGNMENT, SCALARS, STRING, printable
+from localllm.files.gguf.metadata_reader import is_whole, show
+from localllm.files.gguf.writer import Packed, pack_value
+from localllm.files.text_file import read_exact_text
+from localllm.frozen import frozen
+from localllm.quantizing.splitting import SPLIT_KEYS
+
+TEMPLATE, ARCHITECTURE = "tokenizer.chat_template", "general.architecture"
+DTYPES = {
+    "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8", "f32": "f4",
+    "f64": "f8", "bool": "?", "int": "i4", "float": "f4",
+}  # fmt: skip
+TYPED = re.compile(rf"({'|'.join([*DTYPES, 'str'])})(\[\])?:(.*)", re.DOTALL)
+BOOLS = {"true": True, "false": False}
+
+
+@frozen
+class MetadataEdits:
+    """What changes, and lines for the user."""
+
+    values: Mapping[str, Packed]
+    removed: Sequence[str] = ()
+    warnings: Sequence[str] = ()  # what --strict refuses
+
+    def apply(self, packed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metadata with the changes: a key keeps its place, new ones come last."""
+        return {key: self.values.get(key, value) for key, value in packed.items() if key not in self.removed} | {
+            key: value for key, value in self.values.items() if key not in packed
+        }
+
+    def lines(self, packed: Mapping[str, Any]) -> list[str]:
+        """Describe each change on one line: the value before and after."""
+        before = {key: shown(packed[key]) for key in (*self.values, *self.removed) if key in packed}
+        return [f"{key}: {before.get(key, '(none)')} -> {shown(value)}" for key, value in self.values.items()] + [
+            f"{key}: {before[key]} -> (removed)" for key in self.removed
+        ]
+
+
+NO_EDITS = MetadataEdits({})
+
+
+def resolve_edits(
+    settings: Sequence[str], removals: Sequence[str], template: str | None, packed: Mapping[str, Any]
+) -> MetadataEdits:
+    """Find what the user's words change in this metadata. Raises UsageError, LocalllmError.
+
+    settings: of --set-metadata.  removals: of --remove-metadata, keys or patterns with *.  template: a file's path.
+    """
+    values = {key: value for key, value in (parse_setting(text, packed) for text in settings)}
+    warnings, removed = [], []
+    for pattern in removals:
+        keys = [key for key in packed if fnmatchcase(key, pattern)]
+        if not keys:
+            warnings.append(f"--remove-metadata {printable(pattern)} matches no key")
+        removed += keys
+    for key in removed:
+        if key in (ARCHITECTURE, *SPLIT_KEYS):
+            raise UsageError(f"--remove-metadata {key}: a model needs this key")
+        if key in values:
+            raise UsageError(f"{printable(key)}: give either --set-metadata or --remove-metadata")
+    if template is not None:
+        text = read_exact_text(template)
+        warnings += template_problem(text, template)
+        values[TEMPLATE] = pack_value(text)
+    return MetadataEdits(values, removed, warnings)
+
+
+def template_problem(text: str, path: str) -> list[str]:
+    """Warn of a chat template that does not parse."""
+    from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
+
+    try:
+        ChatTemplate(text)
+    except ModelError as error:
+        return [f"{printable(path, 4096)}: {error}: it is written as it is"]
+    return []
+
+
+def parse_setting(text: str, packed: Mapping[str, Any]) -> tuple[str, Packed]:
+    """Parse KEY=VALUE or KEY=TYPE:VALUE. Raises UsageError.
+
+    Without a type the value has the type that the key has already; a new key's is that of a JSON value, else text.
+    """
+    key, separator, said = text.partition("=")
+    if not separator:
+        raise UsageError(f"--set-metadata {printable(text)}: expected KEY=VALUE or KEY=TYPE:VALUE")
+    typed = TYPED.fullmatch(said)
+    try:
+        if typed:
+            value = typed_value(typed[1], bool(typed[2]), typed[3])
+        else:
+            value = value_like(pack_value(packed[key]), said) if key in packed else json_value(said)
+        made = pack_value(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"--set-metadata {printable(key)}: {printable(str(error))}") from None
+    require_settable(key, value, "--set-metadata")
+    return key, made
+
+
+def value_like(before: bytes, text: str) -> Any:
+    """Parse a value of the type that a packed one has. Raises ValueError."""
+    kind = int.from_bytes(before[:4], "little")
+    is_array = kind == ARRAY
+    kind = int.from_bytes(before[4:8], "little") if is_array else kind
+    return typed_value(type_name(kind), is_array, text)
+
+
+def type_name(kind: int) -> str:
+    """Return the name of a type of GGUF. Raises ValueError for arrays of arrays."""
+    if kind == STRING:
+        return "str"
+    if kind not in SCALARS:
+        raise ValueError("arrays of arrays cannot be set")
+    dtype = np.dtype(SCALARS[kind].format)
+    return next(name for name, code in DTYPES.items() if np.dtype(code) == dtype)
+
+
+def typed_value(name: str, is_array: bool, text: str) -> Any:
+    """Parse a value, or an array of values, as JSON or separated by commas. Raises ValueError."""
+    if not is_array:
+        return text if name == "str" else scalar(name, text.strip())
+    items = array_items(text)
+    if name == "str":
+        return [item if isinstance(item, str) else json.dumps(item) for item in items]
+    return np.array([scalar(name, str(item).strip()) for item in items], DTYPES[name])
+
+
+def array_items(text: str) -> list[Any]:
+    """Split an array: JSON's, or items separated by commas. Raises ValueError."""
+    if text.lstrip().startswith("["):
+        items = json.loads(text)
+        if any(isinstance(item, list | dict) or item is None for item in items):
+            raise ValueError("expected an array of texts or of numbers")
+        return list(items)
+    return [item.strip() for item in text.split(",")] if text.strip() else []
+
+
+def scalar(name: str, text: str) -> Any:
+    """Parse a number or a bool in the range of its type. Raises ValueError."""
+    if name == "bool":
+        if text.lower() not in BOOLS:
+            raise ValueError(f"expected true or false, not {text}")
+        return np.bool_(BOOLS[text.lower()])
+    if name in ("float", "f32", "f64"):
+        number = parse(float, text, "a number")
+        if not math.isfinite(number):
+            raise ValueError(f"{number} is not a number")
+        return number if name == "float" else np.dtype(DTYPES[name]).type(number)
+    whole = parse(int, text, "a whole number")
+    if name == "int":
+        return whole
+    dtype = np.dtype(DTYPES[name])
+    if not np.iinfo(dtype).min <= whole <= np.iinfo(dtype).max:
+        raise ValueError(f"{whole} does not fit {name}")
+    return dtype.type(whole)
+
+
+def parse(kind: Callable[[str], Any], text: str, expected: str) -> Any:
+    """Parse a text. Raises ValueError, which says what was expected."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"expected {expected}, not {text}") from None
+
+
+def json_value(text: str) -> Any:
+    """Parse a new key's value: a JSON number, bool or array, otherwise the text itself. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(value, list):
+        items = array_items(text)
+        kinds = {type(item) for item in items}
+        if kinds == {int, float}:
+            return [float(item) for item in items]
+        if len(kinds) > 1:
+            raise ValueError("an array has texts only, or numbers only")
+        return items
+    return value if isinstance(value, bool | int | float) else text
+
+
+def require_settable(key: str, value: Any, option: str) -> None:
+    """Raise UsageError for metadata that would make an unreadable file."""
+    if not key or not (key.isprintable() and key.isascii()) or len(key) > MAX_KEY_BYTES:
+        raise UsageError(f"{option} {printable(key)}: not a valid metadata key")
+    if key in SPLIT_KEYS:
+        raise UsageError(f"{option} {key}: cannot be set: how the output is split decides it")
+    if key == ARCHITECTURE and not (isinstance(value, str) and value):
+        raise UsageError(f"{option} {key}: expected the name of an architecture")
+    if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
+        raise UsageError(f"{option} {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise UsageError(f"{option} {key}: {value} is not a number")
+
+
+def plain_values(edits: MetadataEdits) -> dict[str, Any]:
+    """Return the new values as GGUFFile.metadata has them."""
+    return {key: unpack(value) for key, value in edits.values.items()}
+
+
+def shown(packed: Any) -> str:
+    """Format a packed value for a line."""
+    value = unpack(bytes(packed))
+    return "an array of arrays" if value is None else show(value)
+
+
+def unpack(packed: bytes) -> Any:
+    """Decode a packed scalar, text or array of them; None for arrays of arrays."""
+    kind = int.from_bytes(packed[:4], "little")
+    if kind == STRING:
+        return packed[12:].decode(errors="backslashreplace")
+    if kind in SCALARS:
+        return SCALARS[kind].unpack(packed[4:])[0]
+    kind, count = int.from_bytes(packed[4:8], "little"), int.from_bytes(packed[8:16], "little")
+    if kind in SCALARS:
+        return np.frombuffer(packed, SCALARS[kind].format, count, 16)
+    if kind != STRING:
+        return None
+    texts, place = [], 16
+    for _ in range(count):
+        length = int.from_bytes(packed[place : place + 8], "little")
+        texts.append(packed[place + 8 : place + 8 + length].decode())
+        place += 8 + length
+    return texts

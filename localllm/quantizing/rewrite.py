@@ -1,0 +1,235 @@
+"""Write GGUF files whose tensors are copied from others: to split a model, to merge its files, to change metadata."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import MAGIC
+from localllm.files.gguf.tensor_source import GGUFTensor, row_count
+from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build_header, pack_value, write_body
+from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
+from localllm.frozen import frozen
+from localllm.quantizing.metadata_edits import MetadataEdits
+from localllm.quantizing.source_guard import SourceGuard
+from localllm.quantizing.splitting import (
+    ORDER_OF_SPLIT,
+    SPLIT_KEYS,
+    SplitLimits,
+    divide_tensors,
+    merged_metadata,
+    oversized,
+    split_metadata,
+    split_paths,
+)
+
+CHUNK = 8 << 20  # bytes that are copied at once
+MOST_HEADER = 1 << 30  # bytes of a header; those of the largest vocabularies have 20 MB
+OnBytes = Callable[[int, str], None]  # (bytes written so far, tensor)
+
+
+@frozen
+class NewFile:
+    """A file to write: where, its metadata, and the names of its tensors."""
+
+    path: str
+    metadata: Mapping[str, Any]
+    names: Sequence[str]
+
+    def nbytes(self, source: GGUFFile) -> int:
+        """Return the size of the file in bytes."""
+        tensors, step = outputs(source, self.names), alignment_of(self.metadata)
+        return len(build_header(self.metadata, tensors, step)) + sum(-(-t.nbytes // step) * step for t in tensors)
+
+
+def outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
+    """Describe tensors as they will be written."""
+    tensors = [source.tensors[name] for name in names]
+    return [OutputTensor(tensor.name, tensor.format, tensor.shape) for tensor in tensors]
+
+
+def split_files(source: GGUFFile, out: str, limits: SplitLimits) -> tuple[list[NewFile], list[str]]:
+    """Divide a model among files, named as gguf-split does; also returns warnings. Raises UsageError."""
+    sizes = {tensor.name: tensor.nbytes for tensor in source.tensors.values()}
+    parts = divide_tensors(sizes, limits)
+    metadata = split_metadata(packed_of(source), [len(part) for part in parts], ORDER_OF_SPLIT, always=True)
+    paths = split_paths(out, len(parts), always=True)
+    files = [NewFile(*each) for each in zip(paths, metadata, parts, strict=True)]
+    return files, oversized(sizes, limits)
+
+
+def merged_file(source: GGUFFile, out: str) -> NewFile:
+    """Put all tensors of a split model in one file."""
+    return NewFile(out, merged_metadata(packed_of(source)), list(source.tensors))
+
+
+def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> list[str]:
+    """Resolve output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full.
+
+    One file replaces an older one atomically. Several cannot, so they never replace any.
+    """
+    targets = [resolve_target(name, tuple(inputs)) for name in paths]
+    if len(targets) > 1:
+        for name in filter(os.path.lexists, targets):
+            raise UsageError(f"{name}: this file exists; files of a split model are not overwritten; remove it first")
+    free = shutil.disk_usage(os.path.dirname(targets[0])).free
+    if free < nbytes:
+        raise LocalllmError(f"{paths[0]}: {nbytes} bytes needed, but only {free} free on this disk")
+    return targets
+
+
+def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, replaces: bool = False) -> list[str]:
+    """Write the files and return their paths. They appear when all are complete, or not at all.
+
+    replaces: one of them may replace a file of the source.
+    """
+    total = sum(file.nbytes(source) for file in files)
+    targets = check_files([file.path for file in files], () if replaces else list(source.parts), total)
+    guard = SourceGuard(list(source.parts))
+    done = 0
+
+    def pieces(name: str) -> Iterator[Any]:
+        nonlocal done
+        for piece in iterate_bytes(GGUFTensor(source.tensors[name])):
+            yield piece
+            done += piece.nbytes
+            on_bytes(done, name)
+
+    with ExitStack() as stack:
+        for target in targets:
+            stack.enter_context(ExclusiveWriter(target))
+        opened = [stack.enter_context(SafeFile(target)) for target in targets]
+        for safe, file in zip(opened, files, strict=True):
+            tensors = [
+                OutputTensor(each.name, each.format, each.shape, pieces(each.name))
+                for each in outputs(source, file.names)
+            ]
+            write_body(safe, file.metadata, tensors)
+            safe.sync()
+        guard.check()
+        finish(opened)
+    return targets
+
+
+def iterate_bytes(tensor: GGUFTensor) -> Iterator[Any]:
+    """Yield a tensor's bytes, some rows at a time, and release the file's pages."""
+    rows = row_count(tensor.shape)
+    step = max(CHUNK // tensor.format.row_bytes(tensor.shape[-1]), 1)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        yield tensor.rows(first, last)
+        tensor.release_rows(first, last)
+
+
+def finish(files: Sequence[SafeFile]) -> None:
+    """Give all files their final names, or none: files of a split model did not exist before."""
+    finished: list[str] = []
+    try:
+        for file in files:
+            finished.append(file.path)
+            file.finish()
+    except BaseException:
+        for path in finished if len(files) > 1 else ():
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        raise
+
+
+# ---- a changed header
+
+
+def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFile]:
+    """Describe the model with other metadata, in as many files as it has. Raises UsageError."""
+    names = list(source.parts.values())
+    first: dict[str, Any] = edits.apply(packed_of(source))
+    others = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
+    for number, metadata in enumerate(others):
+        metadata["split.no"] = pack_value(np.uint16(number + 1))
+    metadata = [first, *others]
+    return [NewFile(*each) for each in zip(split_paths(out, len(names)), metadata, names, strict=True)]
+
+
+def packed_of(source: GGUFFile) -> dict[str, Packed]:
+    """Return the metadata values as they stand in the file."""
+    return {key: Packed(value) for key, value in source.packed.items()}
+
+
+def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
+    """Change the first file of a model, and return the path of the old header's copy.
+
+    Where the new header has the old one's length it is written in its place, after the old one was stored beside the
+    file; otherwise the file is written anew and replaced, and None is returned. Raises LocalllmError, UsageError.
+    """
+    path, names = next(iter(source.parts.items()))
+    before, tensors = packed_of(source), outputs(source, names)
+    after = edits.apply(before)
+    old, new = (build_header(packed, tensors, alignment_of(packed)) for packed in (before, after))
+    resolve_target(path)
+    is_same_place = len(new) == len(old) and alignment_of(before) == alignment_of(after)
+    if is_same_place and read_start(path, len(old)) == old:
+        with ExclusiveWriter(path):
+            return replace_header(path, new)
+    write_files(source, [NewFile(path, after, names)], on_bytes, replaces=True)
+    return None
+
+
+def read_start(path: str, count: int) -> bytes:
+    """Read a file's first bytes. Raises UsageError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def replace_header(path: str, header: bytes) -> str:
+    """Overwrite a file's beginning; the old one is first stored in a file whose path is returned."""
+    copy = next(name for name in header_copies(path) if not os.path.lexists(name))
+    with SafeFile(copy) as file:
+        file.write(read_start(path, len(header)))
+    try:
+        with open(path, "r+b") as file:
+            file.write(header)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise LocalllmError(
+            f"{path}: cannot be written: {error.strerror or error}; the old header is in {copy}"
+        ) from None
+    return copy
+
+
+def header_copies(path: str) -> Iterator[str]:
+    """Yield names for a copy of a file's header."""
+    yield f"{path}.header"
+    for number in count(2):
+        yield f"{path}.header.{number}"
+
+
+def restore_header(path: str, copy: str) -> str:
+    """Write a stored header back, and return the path of the present one's copy.
+
+    Raises UsageError if it is not a header of this file, LocalllmError.
+    """
+    source, header = GGUFFile.open(path, needed=()), read_start(copy, MOST_HEADER)
+    first, names = next(iter(source.parts.items()))
+    packed, tensors = packed_of(source), outputs(source, names)
+    is_as_long = len(header) == len(build_header(packed, tensors, alignment_of(packed)))
+    if not (header.startswith(MAGIC) and is_as_long and ends_with_table(header, build_header({}, tensors))):
+        raise UsageError(f"{copy}: not a stored header of {path}")
+    resolve_target(first, (copy,))
+    with ExclusiveWriter(first):
+        return replace_header(first, header)
+
+
+def ends_with_table(header: bytes, bare: bytes) -> bool:
+    """Tell whether a header has the table of tensors that one without metadata has, and padding after it."""
+    table = bare[24:].rstrip(b"\0")  # its last bytes may be zeros, as an offset's are
+    place = header.rfind(table)
+    return len(table) > 0 and place > 0 and not any(header[place + len(table) :])

@@ -1,0 +1,36 @@
+"""Notice that a source's files changed while they were read."""
+
+import os
+from collections.abc import Sequence
+
+from localllm.errors import ModelError
+
+
+class SourceGuard:
+    """The sizes and times of files, as they were when reading began.
+
+    Attributes:
+        identity: of all files: (path, bytes, time of the last change in ns); None where a file is not there.
+    """
+
+    def __init__(self, files: Sequence[str]):
+        self._files = [*files]
+        self.identity = self._read()
+
+    def _read(self) -> list[tuple[str, int, int] | None]:
+        return [identity_of(path) for path in self._files]
+
+    def check(self) -> None:
+        """Raise ModelError if a file is not as it was."""
+        for path, before, now in zip(self._files, self.identity, self._read(), strict=True):
+            if before != now:
+                raise ModelError(f"{path}: this file changed while it was read; nothing was written")
+
+
+def identity_of(path: str) -> tuple[str, int, int] | None:
+    """Return what tells a file from its changed self, None if it cannot be asked."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns

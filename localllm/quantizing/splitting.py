@@ -1,0 +1,101 @@
+"""Divide a model's tensors among files, as gguf-split does, with the metadata that each file needs.
+
+Source: llama.cpp's tools/gguf-split; its files are what tests compare with, byte for byte.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import UsageError
+from localllm.files.gguf.file import SPLIT_NAME
+from localllm.files.gguf.header import DEFAULT_ALIGNMENT, printable
+from localllm.files.gguf.writer import pack_value
+from localllm.frozen import frozen
+
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+ORDER_OF_SPLIT = ("split.no", "split.tensors.count", "split.count")  # gguf-split's
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+MOST_FILES = 65535  # split.count has 16 bits, and names five digits
+TENSORS = 128  # gguf-split's default
+
+
+@frozen
+class SplitLimits:
+    """How much a file may hold; 0: no limit."""
+
+    tensors: int = 0
+    nbytes: int = 0  # of tensors, with their padding
+    empty_first: bool = False  # the first file has metadata only
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size in decimal units: 45G, 45GB, 800M, 3.5GB or a number of bytes. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
+    number = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if not number:
+        raise UsageError(f"{option} {printable(text)}: expected a size like 45G, 3.5GB or 800MB")
+    return number
+
+
+def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[str]]:
+    """Divide tensors, in their order, among files. Raises UsageError for too many files.
+
+    sizes: bytes by name. A tensor that is larger than a file may be gets a file of its own.
+    """
+    files: list[list[str]] = [[], []] if limits.empty_first else [[]]
+    held = 0
+    for number, (name, nbytes) in enumerate(sizes.items()):
+        padded = -(-nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        is_full = (limits.nbytes and held + padded > limits.nbytes) or (limits.tensors and number % limits.tensors == 0)
+        if is_full and files[-1]:
+            files.append([])
+            held = 0
+        files[-1].append(name)
+        held += padded
+    if len(files) > MOST_FILES:
+        raise UsageError(f"these limits would make {len(files)} files; at most {MOST_FILES} are possible")
+    return files
+
+
+def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
+    """Warn of tensors that alone are larger than a file may be."""
+    names = [name for name, nbytes in sizes.items() if limits and limits.nbytes and nbytes > limits.nbytes]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"--split-max-size: {printable(names[0])}{more} alone is larger"] if names else []
+
+
+def split_metadata(
+    metadata: Mapping[str, Any], counts: Sequence[int], order: Sequence[str], always: bool = False
+) -> list[dict[str, Any]]:
+    """Divide the metadata among files: the first has everything, all have their number.
+
+    counts: tensors of each file.  order: of the keys that say how the model is split.  always: number one file too.
+    """
+    rest = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
+    if len(counts) == 1 and not always:
+        return [rest]
+    values = {"split.count": np.uint16(len(counts)), "split.tensors.count": np.int32(sum(counts))}
+    return [
+        (rest if number == 0 else {})
+        | {key: pack_value((values | {"split.no": np.uint16(number)})[key]) for key in order}
+        for number in range(len(counts))
+    ]
+
+
+def merged_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first file's metadata for a file that holds all: as gguf-split's, with a count of 0."""
+    return {key: value for key, value in metadata.items() if key != "split.count"} | {
+        "split.count": pack_value(np.uint16(0))
+    }
+
+
+def split_paths(path: str, count: int, always: bool = False) -> list[str]:
+    """Name `count` files by an output path: numbered if there are several, or always."""
+    if count == 1 and not always:
+        return [path]
+    match = SPLIT_NAME.fullmatch(path)
+    stem = match["stem"] if match else path.removesuffix(".gguf")
+    return [f"{stem}-{number + 1:05d}-of-{count:05d}.gguf" for number in range(count)]

@@ -1,0 +1,284 @@
+"""Files of several types in one pass: the bytes of single runs, whatever interrupts it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint import write_checkpoint
+from test_cli import posix
+from test_quantize import arrays, write_model
+from tiny_model import write_tiny_model
+
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
+from localllm.kernels.dequantize_rows import Widener
+from localllm.quantizing import ladder
+from localllm.quantizing.ladder import TYPES, WITH_IMPORTANCE, Ladder, Rung, output_for, parse_types
+from localllm.quantizing.plan import QuantizeRequest, make_plan
+from localllm.quantizing.quantize import open_source
+
+KINDS = ("Q8_0", "Q5_0", "Q4_0", "F16")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model.gguf")
+
+
+def single(cli, model: Path, folder: Path, *words: str) -> dict[str, bytes]:
+    """What a run for each type makes, by name."""
+    folder.mkdir()
+    for name in KINDS:
+        assert cli("quantize", model, folder / f"{model.stem}-{name}.gguf", name, *words)[0] == 0
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("words", [(), ("--pure",), ("--split-max-tensors", "7"), ("--prune-layers", "0")])
+def test_the_bytes_are_those_of_single_runs(model: Path, cli, words: tuple[str, ...]):
+    expected = single(cli, model, model.parent / "single", *words)
+    folder = model.parent / "ladder"
+    folder.mkdir()
+    code, out, _ = cli("quantize", model, folder, "--types", ",".join(KINDS), *words)
+    assert code == 0 and made(folder) == expected
+    sums = dict(re.findall(r"^([0-9a-f]{64})  (.+)$", out, re.MULTILINE))
+    assert sums == {sha256(data).hexdigest(): str(folder / name) for name, data in expected.items()}
+
+
+def test_with_an_importance_matrix(model: Path, cli):
+    tensors = GGUFFile.open(model).tensors
+    random = np.random.default_rng(1)
+    squares = {name: Squares(random.random((1, tensor.shape[-1])).astype(np.float32), np.ones(1, np.float32))
+               for name, tensor in tensors.items() if len(tensor.shape) == 2}  # fmt: skip
+    path = model.with_name("m.imatrix")
+    write_imatrix(str(path), ImportanceMatrix(squares, ["text"], 1, 512))
+    expected = single(cli, model, model.parent / "single", "--imatrix", str(path))
+    folder = model.parent / "ladder"
+    folder.mkdir()
+    assert cli("quantize", model, folder, "--types", ",".join(KINDS), "--imatrix", path)[0] == 0
+    assert made(folder) == expected
+
+
+def test_a_checkpoint(tmp_path: Path, cli):
+    folder = write_checkpoint(tmp_path / "My-Model")
+    code, out, _ = cli("quantize", folder, "--types", "F16,Q8_0", "--md")
+    assert code == 0
+    assert out.splitlines()[0] == "| file | type | size | bits per weight | SHA-256 |"
+    for name in ("F16", "Q8_0"):
+        digest = sha256((tmp_path / f"My-Model-{name}.gguf").read_bytes()).hexdigest()
+        assert f"| My-Model-{name}.gguf | {name} | " in out and f"`{digest}`" in out
+
+
+def test_json(model: Path, cli):
+    code, out, _ = cli("quantize", model, model.parent / "x-{type}.gguf", "--types", "Q8_0,q4_0,Q8_0", "--json")
+    said = json.loads(out)
+    assert code == 0 and [row["type"] for row in said["types"]] == ["Q8_0", "Q4_0"]
+    for row in said["types"]:
+        data = (model.parent / f"x-{row['type']}.gguf").read_bytes()
+        expected = {"name": f"x-{row['type']}.gguf", "size": len(data), "sha256": sha256(data).hexdigest()}
+        assert row["files"] == [expected] and row["size"] == len(data) and row["seconds"] >= 0
+
+
+def test_searches_are_shared(model: Path, cli, monkeypatch):
+    """Rows are encoded once for each format, however many types have it."""
+    encoded = []
+    encode = ladder.encode
+
+    def counting(name, weights, importance):
+        encoded.append((name, weights.shape, weights.tobytes()))
+        return encode(name, weights, importance)
+
+    monkeypatch.setattr(ladder, "encode", counting)
+    assert cli("quantize", model, model.parent / "{type}.gguf", "--types", "Q3_K_S,Q2_K,Q4_0,Q5_K_S,Q5_1")[0] == 0
+    assert len({*encoded}) == len(encoded) and {name for name, _, _ in encoded} >= {"Q4_0", "Q5_1", "Q8_0"}
+
+
+def test_the_usual_types(model: Path, cli):
+    code, out, _ = cli("quantize", model, "--ladder", "--dry-run")
+    rows = [line.split()[0] for line in out.splitlines()[1:] if line][:-1]
+    assert code == 0 and rows == [*TYPES] and len(list(model.parent.iterdir())) == 1
+    assert [recipe.name for recipe in parse_types(None, True)] == [*TYPES, *WITH_IMPORTANCE]
+
+
+def test_calibrated(model: Path, cli, tmp_path: Path):
+    text = tmp_path / "t.txt"
+    text.write_text("hello world " * 600)
+    for name in ("Q8_0", "Q4_0"):
+        assert cli("quantize", model, tmp_path / f"one-{name}.gguf", name, "--calibrate", text)[0] == 0
+    out = tmp_path / "many-{type}.gguf"
+    assert cli("quantize", model, out, text, "--types", "Q8_0,Q4_0", "--calibrate")[0] == 0
+    for name in ("Q8_0", "Q4_0"):
+        assert (tmp_path / f"one-{name}.gguf").read_bytes() == (tmp_path / f"many-{name}.gguf").read_bytes()
+    assert not list(tmp_path.glob("*.ladder"))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--types", "Q8_0,Q9"], "Q9 is no type"), (["--types", ","], "expected types"),
+    (["--types", "Q8_0", "--ladder"], "either"), (["Q8_0", "--json"], "need --types"),
+    (["--types", "Q8_0", "--json", "--md"], "either"), (["--types", "Q8_0", "--calibrate", "--size", "1M"], "one TYPE"),
+    (["out.gguf", "--types", "Q8_0,Q4_0"], "expected a folder"), (["Q8_0", "--types", "Q4_0"], "either TYPE"),
+    (["x-{type}.gguf", "y", "--types", "Q4_0"], "expected IN [OUT]"),
+])  # fmt: skip
+def test_words_that_are_refused(model: Path, cli, words: list[str], said: str):
+    code, _, err = cli("quantize", model, *words)
+    assert code == 2 and said in err and err.count("\n") == 1 and len(list(model.parent.iterdir())) == 1
+
+
+def test_two_types_of_one_name(model: Path, cli):
+    assert output_for("m.gguf", "a-{type}-{type}.gguf", parse_types("Q8_0", False)[0]) == "a-Q8_0-Q8_0.gguf"
+    with pytest.raises(UsageError, match="expected a folder"):
+        output_for("m.gguf", "a.gguf", parse_types("Q8_0", False)[0])
+
+
+def test_files_that_are_there(model: Path, cli):
+    mine = model.with_name("model-Q4_0.gguf")
+    mine.write_bytes(b"mine")
+    for words in ([], ["--types"]):
+        code, _, err = cli("quantize", model, *(words or ["--types"]), "Q8_0,Q4_0")
+        assert code == 2 and mine.read_bytes() == b"mine" and "model-Q4_0.gguf" in err
+    assert cli("quantize", model, "--types", "Q8_0,Q4_0", "--force")[0] == 0
+    assert cli("quantize", model, "--types", "Q8_0,Q4_0")[0] == 2
+    code, _, err = cli("quantize", mine, "--types", "Q8_0", "--allow-requantize")
+    assert code == 2 and "larger than the old one" in err
+
+
+def rungs(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[Rung]:
+    source = open_source(str(model))
+    plans = [(recipe, make_plan(source, QuantizeRequest(recipe))) for recipe in parse_types(names, False)]
+    return [Rung(recipe, plan, [str(folder / f"{recipe.name}.gguf")]) for recipe, plan in plans]
+
+
+class StopError(Exception):
+    pass
+
+
+def stopped(model: Path, folder: Path, at: int, monkeypatch=None) -> None:
+    """A run that ends after so many rows."""
+    calls = 0
+
+    def on_progress(done: int, name: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise StopError
+
+    made = rungs(model, folder)
+    with pytest.raises(StopError):
+        Ladder(made, [], 1, on_progress).run(Widener({job.tensor.format for job in made[0].plan.jobs}))
+
+
+def test_an_interrupted_ladder_goes_on(model: Path, tmp_path: Path, monkeypatch):
+    """At every tensor: without half files, without encoding again what is on the disk, to the same bytes."""
+    monkeypatch.setattr(ladder, "SAVE_EVERY", -1)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    made_of = rungs(model, whole)
+    widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
+    Ladder(made_of, [], 1, lambda done, name: None).run(widener)
+    expected = {path.name: path.read_bytes() for path in whole.iterdir()}
+    assert len(expected) == 2
+    for at in range(1, 21, 3):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        stopped(model, folder, at)
+        assert not list(folder.glob("*.gguf"))
+        again = Ladder(rungs(model, folder), [], 1, lambda done, name: None)
+        assert again.resumes is (at > 1)
+        seen: list[str] = []
+        again._on_progress = lambda done, name, seen=seen: seen.append(name)
+        again.check()
+        again.run(widener)
+        assert len(seen) <= 21 - at + 1 and {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+
+
+def test_another_ladder_begins_anew(model: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(ladder, "SAVE_EVERY", -1)
+    stopped(model, tmp_path, 9)
+    assert Ladder(rungs(model, tmp_path), [], 1, print).resumes
+    assert not Ladder(rungs(model, tmp_path, "Q8_0,Q5_0"), [], 1, print).resumes
+    os.truncate(tmp_path / "Q4_0.gguf.part", 100)
+    assert not Ladder(rungs(model, tmp_path), [], 1, print).resumes
+    os.utime(model, ns=(1, 1))
+    assert not Ladder(rungs(model, tmp_path), [], 1, print).resumes
+
+
+def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
+    """All bytes are there, and one of two files has its name."""
+    kept = ladder.replace
+    monkeypatch.setattr(ladder, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
+
+    def stop() -> None:
+        raise StopError
+
+    made_of = rungs(model, tmp_path)
+    widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
+    with pytest.raises(StopError):
+        Ladder(made_of, [], 1, lambda done, name: None).run(widener)
+    monkeypatch.setattr(ladder, "replace", kept)
+    again = Ladder(rungs(model, tmp_path), [], 1, lambda done, name: None)
+    again.check()
+    results = again.run(widener)
+    for result in results:
+        data = Path(result.files[0].path).read_bytes()
+        assert result.files[0].sha256 == sha256(data).hexdigest()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Q4_0.gguf", "Q8_0.gguf", "model.gguf"]
+
+
+def test_a_source_that_changes(model: Path, tmp_path: Path):
+    made_of = rungs(model, tmp_path)
+
+    def change(done: int, name: str) -> None:
+        os.utime(model, ns=(5, 5))
+
+    with pytest.raises(ModelError, match="changed while it was read"):
+        Ladder(made_of, [], 1, change).run(Widener({job.tensor.format for job in made_of[0].plan.jobs}))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
+    weights = arrays()
+    weights["blk.1.attn_v.weight"][3, 4] = np.nan
+    model = write_model(tmp_path / "bad.gguf", weights)
+    code, _, err = cli("quantize", model, "--types", "Q8_0,Q4_0")
+    assert code == 3 and "row 3, column 4 is nan" in err and [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
+
+
+@posix
+@pytest.mark.slow
+def test_killed_ladders(tmp_path: Path):
+    """At random moments: no file has its name before all are whole, and the next run ends with the same bytes."""
+    model = write_model(tmp_path / "model.gguf", {
+        f"blk.{n}.ffn_up.weight": np.random.default_rng(n).normal(size=(512, 1024)).astype(np.float32) for n in range(6)
+    })  # fmt: skip
+    words = [sys.executable, "-c", "from localllm.quantizing import ladder; ladder.SAVE_EVERY = 0.05\n"
+             "from localllm.cli.main import main; main()", "quantize", model]  # fmt: skip
+    out = tmp_path / "x-{type}.gguf"
+    subprocess.run(
+        [*words, tmp_path / "whole-{type}.gguf", "--types", "Q8_0,Q4_0,Q5_0"], check=True, capture_output=True
+    )
+    random, kills = np.random.default_rng(0), 0
+    for _ in range(40):
+        process = subprocess.Popen([*words, out, "--types", "Q8_0,Q4_0,Q5_0"], stdout=-3, stderr=-3)
+        time.sleep(float(random.uniform(0.3, 2.0)))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            break
+        kills += 1
+        for path in tmp_path.glob("x-*.gguf"):
+            assert path.read_bytes() == (tmp_path / path.name.replace("x-", "whole-")).read_bytes()
+    subprocess.run([*words, out, "--types", "Q8_0,Q4_0,Q5_0", "--force"], check=True, capture_output=True)
+    for path in tmp_path.glob("whole-*"):
+        assert path.read_bytes() == (tmp_path / path.name.replace("whole-", "x-")).read_bytes()
+    assert kills and not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*.ladder"))
