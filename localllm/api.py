@@ -18,7 +18,7 @@ from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.sampling.model_defaults import recommended
+from localllm.generation.sampling.options import recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.generation.speculation.eagle import uses_head

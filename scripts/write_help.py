@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localllm.cli import compat as llama_names
 from localllm.cli.app import context_of
-from localllm.cli.groups import NAMED
+from localllm.cli.parameters import NAMED
 from localllm.cli.registry import COMMANDS, params_of
 
 WIDTH = 80

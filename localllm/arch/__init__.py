@@ -3,12 +3,9 @@
 from importlib import import_module
 from types import ModuleType
 
-from localllm.arch.general_metadata import require_general
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.metadata import Fields
-from localllm.arch.metadata_consistency import require_agreement
-from localllm.arch.metadata_types import require_kinds
-from localllm.arch.unsupported_keys import require_asked
+from localllm.arch.metadata import Fields, require_general, require_kinds
+from localllm.arch.metadata_consistency import require_agreement, require_asked
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable

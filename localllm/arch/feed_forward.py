@@ -1,9 +1,14 @@
-"""The feed-forward networks that families share."""
+"""The feed-forward networks that families share: gated ones, plain ones, and mixtures of experts.
 
-from collections.abc import Callable
+Source of the mixtures: Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021.
+"""
 
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from collections.abc import Callable, Sequence
+
+from localllm.arch.metadata import Fields, show
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Choice
+from localllm.arch.weights import Weight, Weights, stacked
 
 
 def gated(b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]) -> Activation:
@@ -19,3 +24,123 @@ def gated(b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Act
 def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activation], Activation]) -> Activation:
     """Return two matrices with a function between, such as b.gelu."""
     return b.linear(activation(b.linear(x, w.ffn_up)), w.ffn_down)
+
+
+Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
+
+FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = (
+    1,
+    2,
+    3,
+    4,
+)  # numbers that files have for what makes scores
+
+
+def read_routing(
+    fields: Fields, function: int = SOFTMAX, normalized: bool = True, scale: float = 1.0, weighs_inputs: bool = False
+) -> Routing | None:
+    """Return the expert_* keys, None for a model without experts.
+
+    The arguments are what the family does with scores.
+
+    Raises ModelError, also for a file that says otherwise.
+    """
+    experts = fields.count("expert_count", 0)
+    if not experts:
+        return None
+    said = {
+        "expert_gating_func": (fields.count("expert_gating_func", 0) or function, function),
+        "expert_weights_norm": (fields.flag("expert_weights_norm", normalized), normalized),
+        "expert_weights_scale": (fields.number("expert_weights_scale", 0.0) or scale, scale),
+    }
+    for key, (value, done) in said.items():
+        if value != done or function not in FUNCTIONS:
+            raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
+    normalized = normalized or function == SOFTMAX_OF_CHOSEN  # which is the normalized softmax of all
+    used, groups, groups_used = read_choice(fields, experts)
+    rooted = function == ROOT_OF_SOFTPLUS
+    return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
+
+
+def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
+    """Read the routing of families whose files name the score function; else `function`. Raises ModelError."""
+    said = fields.count("expert_gating_func", 0) or function
+    if fields.count("expert_count", 0) and said not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    normalized = fields.flag("expert_weights_norm", False)
+    return read_routing(fields, said or SOFTMAX, normalized, fields.number("expert_weights_scale", 0.0) or 1.0)
+
+
+def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
+    """Return how many experts a token goes to, how many groups there are, and of how many of them.
+
+    Raises ModelError.
+    """
+    used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
+    groups_used = fields.count("expert_group_used_count", groups if groups > 1 else 0) or groups
+    if used > experts:
+        raise fields.error(f"a token cannot go to {used} of {experts} experts")
+    if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:
+        raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: inconsistent")
+    if used > experts // groups * groups_used:
+        raise fields.error(f"{groups_used} of {groups} groups do not have {used} experts")
+    return used, groups, groups_used
+
+
+def gated_or_mixture(
+    b: Builder,
+    w: Weights,
+    routing: Routing | None,
+    x: Activation,
+    gate: Gate,
+    beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
+) -> Activation:
+    """Return a feed-forward network.
+
+    In layers that have a router, experts, and `beside` them one for all tokens.
+    """
+    if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
+        return gated(b, w, x, gate)
+    y = mixture(b, w, routing, x, gate)
+    return b.add(y, beside(b, w, x, gate)) if beside else y
+
+
+def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
+    """Apply the chosen experts to each token, weighted and added up."""
+    bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # as it is called in files of Hunyuan 3
+    if bias and bias.shape[:-1] == (1,):  # as files of ERNIE 4.5 have it
+        bias = bias.flat()
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
+    return chosen(b, matrices(b, w, routing.experts), choice, x, gate)
+
+
+def chosen(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
+    """Return the same, after the choice; stacks: of matrices, as `matrices` has them."""
+    of_gate, up, down = stacks
+    rows = b.gather(x, choice)
+    y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
+    return b.scatter(b.expert_linear(y, down, choice), choice)
+
+
+def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
+    """Return stacks of the experts' matrices.
+
+    Those of the gate may be above the others, and files of 2023 have none.
+    """
+    if fused := w.get("ffn_gate_up_exps"):
+        return [*fused.halves(), w.ffn_down_exps]
+    if not w.get("ffn_up.0"):
+        return [w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps]
+    apart = [[w.require(f"ffn_{part}.{expert}") for expert in range(experts)] for part in ("gate", "up", "down")]
+    b.ignore(*(matrix for part in apart for matrix in part))
+    return [stacked(part) for part in apart]
+
+
+def shared(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """Return the expert that every token goes to."""
+    return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
+
+
+def admitted(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """Return the same, with a gate for all that it makes."""
+    return b.sigmoid_gate(shared(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -1,6 +1,7 @@
 """A model's tensors by the names they have in the file.
 
-Weights.block(3).attn_q is blk.3.attn_q.weight.
+Weights.block(3).attn_q is blk.3.attn_q.weight. A language model's file may also hold tensors of other parts, as in
+Ollama's store, which do not change its texts.
 """
 
 import itertools
@@ -12,6 +13,8 @@ import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
+from localllm.files.gguf.header import printable
+from localllm.files.oddities import Oddities
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,3 +220,21 @@ def stacked(matrices: Sequence[Weight]) -> Weight:
     strides = distances.pop(), *data.strides
     stack = np.lib.stride_tricks.as_strided(data, (len(matrices), *data.shape), strides, writeable=False)
     return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))
+
+
+PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the beginning of their names
+
+
+def part_of(name: str) -> str | None:
+    """Name the part that a tensor belongs to, None for the language model."""
+    beginning, point, _ = name.partition(".")
+    return PARTS.get(beginning) if point else None
+
+
+def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:
+    """Leave out the tensors of other parts, and note that they are there."""
+    others = {name: part for name in names if (part := part_of(name))}
+    if others:
+        parts = " and ".join(sorted(set(others.values())))
+        oddities.note(f"{len(others)} tensors of {parts}, which are not used ({printable(next(iter(others)))})")
+    return [name for name in names if name not in others]

@@ -8,9 +8,8 @@ from typer.core import TyperCommand
 from localllm.cli.argv import ParsedArgs, as_typed, read_words
 from localllm.cli.compat import left_out_line
 from localllm.cli.defaults import Chosen, configured, conflicting_options, strange
-from localllm.cli.groups import NAMED
 from localllm.cli.help_text import columns, command_help, finished
-from localllm.cli.parameters import SILENT, TYPED, Argument, Option, Parameter, converting, own_name
+from localllm.cli.parameters import NAMED, SILENT, TYPED, Argument, Option, Parameter, converting, own_name
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError

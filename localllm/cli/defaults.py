@@ -9,8 +9,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.groups import PREFIX
-from localllm.cli.parameters import Parameter
+from localllm.cli.parameters import PREFIX, Parameter
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, load_settings

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
-from localllm.cli.groups import NAMED
-from localllm.cli.parameters import Argument, Parameter
+from localllm.cli.parameters import NAMED, Argument, Parameter
 from localllm.cli.terminal.output import is_terminal
 
 NARROW = 60  # columns: with fewer, what is explained stands above its explanation

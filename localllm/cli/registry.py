@@ -10,8 +10,7 @@ from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
 from localllm.cli.compat import meant_command, no_command
-from localllm.cli.groups import flatten
-from localllm.cli.parameters import Parameter, converting
+from localllm.cli.parameters import Parameter, converting, flatten
 from localllm.errors import UsageError
 
 COMMANDS = (

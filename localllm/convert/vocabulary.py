@@ -14,7 +14,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS
-from localllm.text.normalizing import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
+from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."

@@ -13,8 +13,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.hidden_states import HiddenStateTap
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Span
-from localllm.engine.runs import LATER, Runs
+from localllm.engine.run import BATCH, LATER, Runs, Span
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.arch.families import eagle3
-from localllm.arch.general_metadata import require_general
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
-from localllm.arch.metadata import Fields
-from localllm.arch.metadata_types import require_kinds
+from localllm.arch.metadata import Fields, require_general, require_kinds
+from localllm.arch.metadata_consistency import require_asked
 from localllm.arch.mtp import MtpOutput, guessing_state
-from localllm.arch.unsupported_keys import require_asked
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError

@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.errors import UnsupportedError
 
 

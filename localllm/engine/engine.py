@@ -33,8 +33,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Span
-from localllm.engine.runs import EXACT, FIRST, LATER, WHOLE, Runs
+from localllm.engine.run import BATCH, EXACT, FIRST, LATER, WHOLE, Runs, Span
 from localllm.engine.sequence import Reading, Sequence
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.runs import LONG, Runs
+from localllm.engine.run import LONG, PRECISE_TOKENS, Runs
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # bits of an id for the row number

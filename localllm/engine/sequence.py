@@ -8,8 +8,7 @@ import numpy as np
 
 from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.run import BATCH
-from localllm.engine.runs import Runs
+from localllm.engine.run import BATCH, Runs
 from localllm.errors import LocalllmError, UsageError
 
 
@@ -60,7 +59,7 @@ class Sequence:
 
     Attributes:
         tokens: what it holds.  engine: its engine.
-        aligned: how many first tokens were read in whole runs (localllm.engine.runs), or up to the end
+        aligned: how many first tokens were read in whole runs (localllm.engine.run), or up to the end
             of an image, as in any sequence with the same beginning.
         listener: observes what is read; None without.
         encoded: how many first tokens an encoder has read; without tokens after them, the sequence is empty.

@@ -1,6 +1,6 @@
 """Chunked prefill: the pieces in which a prompt is read, so that it meets the same arithmetic alone and among others.
 
-A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
+A Generation reads a run of its prompt at a time (localllm.engine.run). Up to PRECISE_TOKENS tokens keep activations in
 16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its
 arithmetic. Read beside others, a prompt should come to the same logits: so pieces of it are never read with another
 arithmetic. And in 8 bits keys are quantized in blocks, so only pieces that begin with a page come to the very same
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.engine.image_tokens import end_outside_images, has_images, passages
-from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import Runs
+from localllm.engine.run import BATCH, PRECISE_TOKENS, Runs
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.machine import has_tiles
 

@@ -19,8 +19,7 @@ import numpy as np
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.runs import LONG
+from localllm.engine.run import LONG, PRECISE_TOKENS
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.context_overflow import ShiftedSequence, rolling
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match

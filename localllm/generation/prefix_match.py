@@ -1,7 +1,7 @@
 """Find the sequence whose cached prefix saves the most of a prompt.
 
 A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
-(localllm.engine.runs) or an image: so they are read in the same runs as by a model that has read nothing before, and
+(localllm.engine.run) or an image: so they are read in the same runs as by a model that has read nothing before, and
 the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
 ones go on anywhere. Beside others a prompt is read in pieces that come to the same bits: what has read one goes on for
 another as far as the arithmetic is the same (localllm.generation.chunked_prefill).
@@ -12,8 +12,7 @@ from collections.abc import Sequence as Ids
 from typing import Any, NamedTuple
 
 from localllm.engine.image_tokens import last_end
-from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.runs import Runs
+from localllm.engine.run import PRECISE_TOKENS, Runs
 from localllm.generation.chunked_prefill import PrefillSegments, shareable
 
 

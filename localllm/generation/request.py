@@ -26,7 +26,7 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.image_tokens import ImageEmbedding
-    from localllm.engine.runs import Runs
+    from localllm.engine.run import Runs
     from localllm.engine.sequence import Sequence
     from localllm.generation.speculation.acceptance import Guesses
     from localllm.generation.tools.tool_call import ToolCall

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.other_parts import part_of
 from localllm.arch.vision import CLIP
+from localllm.arch.weights import part_of
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.header import SCALARS, printable
 from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count

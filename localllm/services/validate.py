@@ -14,7 +14,7 @@ from localllm.engine.clip_encoder import trace_parts as trace_pair
 from localllm.engine.trace.recorder import trace_model
 from localllm.engine.vision_encoder import trace_parts
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.cache.validated_cache import is_known, remember
+from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 

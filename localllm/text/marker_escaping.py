@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
-from localllm.text.prefix_regex import build_prefix_regex
+from localllm.text.special_tokens import build_prefix_regex
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 

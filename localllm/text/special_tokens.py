@@ -1,9 +1,10 @@
-"""Finds the texts of special tokens in a text, whatever lies around them."""
+"""Finds the texts of special tokens in a text, whatever lies around them.
+
+They begin where a regular expression of their first characters matches.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-
-from localllm.text.prefix_regex import LENGTH, build_prefix_regex
 
 _WHITE_SPACE = " \t\n\v\f\r"
 
@@ -69,3 +70,31 @@ def _spread(text: str, is_taken: bytearray, edge: int, step: int) -> int:
     while 0 <= at < len(text) and text[at] in _WHITE_SPACE and not is_taken[at]:
         at += step
     return at if step > 0 else at + 1
+
+
+# So many first characters tell a marker: enough for <think> and <|im_end|>, and thousands of <unused...> are but one.
+LENGTH = 8
+
+
+def build_prefix_regex(strings: Iterable[str]) -> str:
+    """Build the expression; it may match where a string only seems to begin, and never without strings.
+
+    Single characters at the end of a text, with no position after them, are found too.
+    """
+    first_ones = {string[:LENGTH] for string in strings}
+    return "|".join(f"(?<={re.escape(first)})(?={_tree(rest)})" for first, rest in _by_first(first_ones)) or "(?!)"
+
+
+def _tree(strings: Collection[str]) -> str:
+    """Build an expression for any of the strings that looks at each character of a text once."""
+    if "" in strings:
+        return ""
+    return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in _by_first(strings)) + ")"
+
+
+def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
+    """Group the strings by their first character: (the character, what follows it)."""
+    rests: dict[str, set[str]] = {}
+    for string in strings:
+        rests.setdefault(string[0], set()).add(string[1:])
+    return sorted(rests.items())

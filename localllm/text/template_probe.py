@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from localllm.errors import ModelError
-from localllm.files.cache.validated_cache import is_known, remember
+from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.system.processes import can_fork, fork, limit_process, run_limited, was_stopped
 from localllm.text.sandbox import LimitError, compile_template, render_template
 

@@ -17,7 +17,7 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
 from localllm.text.endings import MARK_TEXTS, end_texts
 from localllm.text.marker_escaping import BREAK, IMAGE, Markers, without_surrogates
-from localllm.text.normalizing import GROWTH, to_nfc, uses_nfc
+from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
 from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, tokens_of_types

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.cache.validated_cache import is_known, remember
+from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.files.gguf.header import Metadata
 from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex

@@ -19,7 +19,7 @@ from pooled import beginning_with
 
 import localllm
 from localllm.engine.image_tokens import is_within, last_end
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf.projectors import find_projector
 from localllm.generation.chunked_prefill import around_images, read_prompt

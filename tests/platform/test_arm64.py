@@ -9,7 +9,7 @@ import sys
 import pytest
 from project import ROOT, SUPPORT
 
-from localllm.engine.memory.reserved import Reserved
+from localllm.engine.memory.cache import Reserved
 from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES

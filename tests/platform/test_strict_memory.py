@@ -18,7 +18,7 @@ CASES = [
 ]
 TOUCH = """
 import strict_memory
-from localllm.engine.memory.reserved import Reserved
+from localllm.engine.memory.cache import Reserved
 memory = Reserved(1 << 16, whole=False)
 memory.use(5000, 5001)
 memory.bytes[4096:8192] = 1

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.errors import LocalllmError
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer

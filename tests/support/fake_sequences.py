@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 
 
 class FakeSequences:

@@ -12,8 +12,7 @@ from models.projectors import PROJECTORS, projector
 from project import GOLDENS
 
 from localllm.arch import ARCHITECTURES
-from localllm.arch.metadata import Fields
-from localllm.arch.metadata_types import require_kinds
+from localllm.arch.metadata import Fields, require_kinds
 from localllm.arch.vision import FAMILIES
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.errors import ModelError

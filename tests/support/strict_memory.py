@@ -4,7 +4,7 @@ they were given back. Who does so ends the process. tests/platform/test_strict_m
 
 import ctypes
 
-from localllm.engine.memory import reserved
+from localllm.engine.memory import cache
 from localllm.system.memory import PAGE, Region
 
 READ_WRITE = 1 | 2  # Linux: PROT_READ, PROT_WRITE
@@ -34,4 +34,4 @@ class StrictRegion(Region):
             assert system.mprotect(ctypes.c_void_p(self.address + first), ctypes.c_size_t(last - first), how) == 0
 
 
-reserved.Region = StrictRegion  # type: ignore[misc]
+cache.Region = StrictRegion  # type: ignore[misc]

@@ -21,11 +21,11 @@ from localllm.cli import open_model as opening
 from localllm.cli.commands import config
 from localllm.convert import rope_scaling
 from localllm.convert.config import Config
-from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.engine.run import DEEP, FIRST, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
+from localllm.files.cache import checksummed_cache as known
 from localllm.files.cache import file_hash, prefix_files
-from localllm.files.cache import validated_cache as known
 from localllm.files.cache.prefix_files import PrefixFile
 from localllm.files.logits_file import LogitsWriter, row_width, scored_tokens
 from localllm.generation.reasoning import overlap

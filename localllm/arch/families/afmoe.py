@@ -6,7 +6,7 @@ what heads see goes through a gate; norms behind attention and feed-forward netw
 
 from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

@@ -5,9 +5,8 @@ Unlike llama: beside attention and a feed-forward network, experts read what the
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture
 from localllm.arch.families.llama import read as read_llama
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated, gated_or_mixture
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from localllm.arch.attention import by_head
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, SOFTMAX, Gate, gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
 from localllm.arch.families.step35 import limited, read_limits
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections

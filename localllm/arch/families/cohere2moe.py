@@ -6,8 +6,8 @@ expert for all tokens counts as much as the others together; some files have nor
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.cohere2 import Cohere2
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput, guessed

@@ -6,8 +6,8 @@ matrix, are clamped; experts.
 
 from localllm.arch.attention import LAYER_EPSILON, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.families.olmo import OLMo
+from localllm.arch.feed_forward import gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

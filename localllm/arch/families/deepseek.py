@@ -6,7 +6,7 @@ whose choice has a bias, and in Ling if the file says so.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SOFTMAX, gated_or_mixture, read_own_routing, read_routing, shared
+from localllm.arch.feed_forward import SOFTMAX, gated_or_mixture, read_own_routing, read_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

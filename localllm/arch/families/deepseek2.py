@@ -13,7 +13,7 @@ from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.decoder import last
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, projected_from, read_latent
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

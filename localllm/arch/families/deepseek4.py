@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
 from localllm.arch.decoder import ignore_guessing
-from localllm.arch.experts import ROOT_OF_SOFTPLUS, chosen, matrices, read_routing, shared
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import turned_at_end
 from localllm.arch.families.glm5_next import MixedStreams, half, read_mixed_streams
 from localllm.arch.families.maple import limited
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, chosen, matrices, read_routing, shared
 from localllm.arch.hyper_connections import joined, mixed
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Recurrent, State

@@ -8,8 +8,8 @@ Unlike llama and Qwen 2 and 3, whose layers they have: tokens see those behind t
 from typing import ClassVar
 
 from localllm.arch.attention import Transformer
-from localllm.arch.experts import read_routing
 from localllm.arch.families import llama, qwen3
+from localllm.arch.feed_forward import read_routing
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
 from localllm.arch.weights import Weights

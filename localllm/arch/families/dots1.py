@@ -7,7 +7,7 @@ tokens.
 
 from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput, guessed

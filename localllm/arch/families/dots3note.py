@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from localllm.arch.attention import RMS_EPSILON, by_head, read_windows
 from localllm.arch.decoder import last
-from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
 from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose, index_of, read_indexer
+from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent
 from localllm.arch.metadata import Fields

@@ -8,9 +8,8 @@ As llama, but that tokens see those behind them, whatever files say, as in llama
 from localllm.arch.attention import attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.encoder import Encoder, finished, own_pooling
-from localllm.arch.experts import read_routing
 from localllm.arch.families import llama
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -6,8 +6,8 @@ layers that guess further tokens.
 
 from localllm.arch.attention import Windowed, read_windows, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import read_own_routing
 from localllm.arch.families.dots1 import block
+from localllm.arch.feed_forward import read_own_routing
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
-from localllm.arch.experts import matrices, read_routing
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base

@@ -12,12 +12,12 @@ from typing import Any
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import ignore_guessing
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import delta_heads
 from localllm.arch.families.maple import limited
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.hyper_connections import joined
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Recurrent, State

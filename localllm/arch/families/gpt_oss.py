@@ -8,7 +8,7 @@ from functools import partial
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SOFTMAX_OF_CHOSEN, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SOFTMAX_OF_CHOSEN, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -5,7 +5,7 @@ Unlike llama: factors for the embeddings, for what is added to the residual stre
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import gated_or_mixture, read_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

@@ -10,9 +10,9 @@ import numpy as np
 
 from localllm.arch.attention import attend, qkv, read_windows, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import Gate, gated_or_mixture
 from localllm.arch.families.granite import Granite
 from localllm.arch.families.granite import read as read_granite
+from localllm.arch.feed_forward import Gate, gated_or_mixture
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

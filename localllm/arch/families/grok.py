@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

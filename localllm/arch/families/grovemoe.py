@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import chosen, matrices, read_routing
+from localllm.arch.feed_forward import chosen, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, normed_heads, qkv, rope_factors, rotated
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import gated_or_mixture, read_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections

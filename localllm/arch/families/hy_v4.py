@@ -7,11 +7,11 @@ limited, and so is what they meet; an indexer rotates the end of its heads, and 
 from collections.abc import Sequence
 
 from localllm.arch.decoder import ignore_guessing
-from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent
 from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
 from localllm.arch.families.maple import limited
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
 from localllm.arch.hyper_connections import ResidualStreams, added, half, joined, mixed, read_streams, reduced
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing
 from localllm.arch.families.mamba import Selection, mixed, read_selection
+from localllm.arch.feed_forward import gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.arch.decoder import last
-from localllm.arch.experts import Gate, chosen, matrices, read_own_routing, shared
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, read_kimi
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import Gate, chosen, gated, matrices, read_own_routing, shared
 from localllm.arch.hyper_connections import joined
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields

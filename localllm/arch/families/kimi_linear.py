@@ -10,8 +10,8 @@ from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_routing, shared
 from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, gated_or_mixture, read_routing, shared
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope

@@ -15,7 +15,7 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -2,7 +2,7 @@
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

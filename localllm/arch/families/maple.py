@@ -5,8 +5,8 @@ Unlike Qwen 3 with experts: layers with a window rotate, and only they; gates of
 
 from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_wider_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import Gate, gated_or_mixture, read_routing
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.feed_forward import Gate, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

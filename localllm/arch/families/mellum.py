@@ -1,8 +1,8 @@
 """Mellum 2 (JetBrains 2026): Qwen 3 MoE with a sliding window, and unscaled RoPE, in three layers of four."""
 
 from localllm.arch.attention import Windowed, read_windows
-from localllm.arch.experts import read_routing
 from localllm.arch.families.qwen3 import forward
+from localllm.arch.feed_forward import read_routing
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
 from localllm.frozen import frozen

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, attend, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import Transformer, attend
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import mixture, read_routing
 from localllm.arch.families.qwen35 import read_attends
+from localllm.arch.feed_forward import mixture, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -6,8 +6,8 @@ to 1.
 
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, SOFTMAX, read_routing
 from localllm.arch.families import olmoe
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

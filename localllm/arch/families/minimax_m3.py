@@ -11,8 +11,8 @@ from functools import partial
 
 from localllm.arch.attention import Transformer, attend, normed_heads, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
+from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

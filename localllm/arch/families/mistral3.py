@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import yarn_magnitude

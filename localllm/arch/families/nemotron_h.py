@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import last
-from localllm.arch.experts import SIGMOID, read_routing
 from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
-from localllm.arch.feed_forward import plain
+from localllm.arch.feed_forward import SIGMOID, plain, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

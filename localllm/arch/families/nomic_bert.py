@@ -7,9 +7,8 @@ second one experts without a gate, whose weights are not normalized.
 """
 
 from localllm.arch.encoder import Encoder, embedded, encoder_fields, finished
-from localllm.arch.experts import read_routing
 from localllm.arch.families.bert import after_attention
-from localllm.arch.feed_forward import gated, plain
+from localllm.arch.feed_forward import gated, plain, read_routing
 from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder

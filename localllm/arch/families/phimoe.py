@@ -6,7 +6,7 @@ best experts add up to 1: its files are made for that.
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import mixture, read_routing
+from localllm.arch.feed_forward import mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

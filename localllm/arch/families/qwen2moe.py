@@ -5,7 +5,7 @@ Unlike Qwen 2: experts, whose weights do not add up to 1, beside one with a gate
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import admitted, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import admitted, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder

@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import Gate, admitted, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import Gate, admitted, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields, show
 from localllm.arch.mrope import with_sections

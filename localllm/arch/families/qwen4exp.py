@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import reduce
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
-from localllm.arch.experts import admitted, mixture, read_routing
 from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_attends, read_delta
+from localllm.arch.feed_forward import admitted, mixture, read_routing
 from localllm.arch.hyper_connections import joined
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.metadata import Fields

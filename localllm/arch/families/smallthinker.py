@@ -6,7 +6,7 @@ rotates nothing; what goes into a layer chooses its experts, before attention; t
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import FUNCTIONS, SOFTMAX_OF_CHOSEN, chosen, matrices, read_routing
+from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, chosen, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope

@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.arch.attention import LocallyRotated, attend, gated_heads, normed_heads, qkv, read_windows, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import SIGMOID, Gate, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, Gate, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base

@@ -11,8 +11,7 @@ Files are those that llama.cpp writes (mmproj-*.gguf).
 from importlib import import_module
 from types import ModuleType
 
-from localllm.arch.general_metadata import require_general
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import Fields, require_general
 from localllm.arch.vision.hyperparameters import Vision, projector_type
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile

@@ -14,8 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.general_metadata import require_general
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import Fields, require_general
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
 from localllm.arch.vision.llava import positions, with_whole

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.groups import Also
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import Choices, require_plain, texts_of
@@ -18,6 +17,7 @@ from localllm.cli.options.endpoint import EndpointGroup, opened
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.tables import TableGroup
+from localllm.cli.parameters import Also
 from localllm.cli.prompt_input import Encoding, text_of, warn_of_template
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import is_terminal, say

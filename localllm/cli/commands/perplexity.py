@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
+from localllm.cli.parameters import Also
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import Remaining
 from localllm.cli.terminal.output import ProgressLine, write

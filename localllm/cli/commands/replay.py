@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.groups import TYPED_ONLY
 from localllm.cli.options import shared as options
 from localllm.cli.options.endpoint import KEY
 from localllm.cli.options.offers import offer_models
+from localllm.cli.parameters import TYPED_ONLY
 from localllm.cli.receipt import hashing
 from localllm.cli.terminal.output import ProgressLine, say, write
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.groups import group
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
+from localllm.cli.parameters import group
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem

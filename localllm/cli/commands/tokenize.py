@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
+from localllm.cli.parameters import Also
 from localllm.cli.prompt_input import Encoding, content, text_of, typed
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import is_terminal, stdin, write

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from localllm.cli.groups import group
-from localllm.cli.parameters import number_or_default
+from localllm.cli.parameters import group, number_or_default
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
 

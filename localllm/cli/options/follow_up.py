@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.groups import TYPED_ONLY, group
+from localllm.cli.parameters import TYPED_ONLY, group
 
 
 @group

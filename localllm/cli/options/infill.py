@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.groups import TYPED_ONLY, group
+from localllm.cli.parameters import TYPED_ONLY, group
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:

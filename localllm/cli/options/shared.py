@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from localllm.cli.groups import Also, group
 from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
 from localllm.cli.options.sampling import ExactSampling
-from localllm.cli.parameters import number_or_default
+from localllm.cli.parameters import Also, group, number_or_default
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:

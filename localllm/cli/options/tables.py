@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from localllm.cli.groups import group
+from localllm.cli.parameters import group
 
 
 @group

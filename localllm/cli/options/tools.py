@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.groups import TYPED_ONLY, group
 from localllm.cli.options.offers import one_of
+from localllm.cli.parameters import TYPED_ONLY, group
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 

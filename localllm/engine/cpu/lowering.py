@@ -4,9 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localllm.engine.cpu.attention import attend, choose
-from localllm.engine.cpu.matmul import expert_linear, halves, halves_of, has_integers, linear, quantize
+from localllm.engine.cpu.matmul import (
+    expert_linear,
+    halves,
+    halves_of,
+    has_integers,
+    linear,
+    needs_both_planes,
+    pack,
+    quantize,
+)
 from localllm.engine.cpu.target import CpuTarget
-from localllm.engine.cpu.tiles import needs_both_planes, pack
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.key_selection import SelectKeys

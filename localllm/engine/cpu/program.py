@@ -8,11 +8,10 @@ from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import optimize_graph, target_for_this_cpu
 from localllm.engine.cpu.streaming_run import StreamingRunner
 from localllm.engine.cpu.threads import Threads
-from localllm.engine.lower.lowering import Crossing, lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
-from localllm.engine.memory.reserved import Reserved
-from localllm.engine.operations.operation import Operation
+from localllm.engine.memory.cache import Reserved
+from localllm.engine.operations.operation import Crossing, Operation, lower_operations
 from localllm.engine.run import Header, Span, TextSpan
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library, Progress

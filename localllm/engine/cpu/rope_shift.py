@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch.layer_state import Latent, Paged, State
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
-from localllm.engine.lower.cache_steps import stream_arguments
+from localllm.engine.lower.steps import stream_arguments
 from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import PageTable

@@ -11,13 +11,12 @@ from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
 from localllm.engine.cuda.recurrent import CardLayout
-from localllm.engine.lower.lowering import Crossing
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
-from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.operation import Crossing, Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.rope_shift import RopeShift

@@ -17,11 +17,10 @@ from localllm.engine.cuda.fusion import fuse, with_integers
 from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.lowering import Crossing, lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.operations.activation import WANTED
-from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.operations.operation import Crossing, Operation, Product, lower_operations
 from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.kernels.cuda import grid, parameters
 

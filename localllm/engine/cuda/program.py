@@ -11,12 +11,11 @@ from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
 from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of
 from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.lowering import Crossing
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import assign_stages, offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.operations.operation import MatrixOperation, Operation
+from localllm.engine.operations.operation import Crossing, MatrixOperation, Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
 from localllm.errors import NOT_NUMBERS, ModelError

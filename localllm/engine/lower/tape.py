@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.memory.reserved import Reserved
+from localllm.engine.memory.cache import Reserved
 from localllm.frozen import frozen
 from localllm.kernels.arguments import in_order
 

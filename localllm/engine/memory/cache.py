@@ -12,13 +12,47 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType, stored_bytes
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
-from localllm.engine.memory.reserved import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
-from localllm.system.memory import address_room
+from localllm.system.memory import Region, address_room
 
 SEQUENCES = (16, 4, 1)  # whole contexts to reserve addresses for, as many as the system allows
 WITHOUT_KEYS = (1024,)  # the same where no layer has keys
+
+
+class Reserved:
+    """A range of `size` zero bytes that cost memory only where they are touched.
+
+    Attributes:
+        bytes: uint8 [size].  address: of the first, at a page of the system.
+        is_whole: whether `use` need not be called.
+    """
+
+    def __init__(self, size: int, whole: bool = True):
+        """Reserve; whole: all of it may be touched, else only what `use` announced. Raises MemoryLimitError."""
+        try:
+            self._region = Region(size, whole)
+        except (OSError, OverflowError, ValueError):
+            raise MemoryLimitError(f"cannot reserve {size / 1e9:.1f} GB of memory; use a smaller context") from None
+        self.bytes, self.is_whole = np.frombuffer(self._region.buffer, np.uint8), self._region.is_whole
+        self.address = self._region.address
+
+    def use(self, start: int, end: int) -> None:
+        """Announce that bytes `start` to `end` will be touched. Raises MemoryLimitError."""
+        try:
+            self._region.use(start, end)
+        except OSError:
+            raise MemoryLimitError("not enough memory for the KV cache; use a smaller context") from None
+
+    def give_back(self, start: int, end: int) -> None:
+        """Return the whole system pages within bytes `start` to `end`, which read as zero then.
+
+        Raises MemoryLimitError.
+        """
+        try:
+            self._region.give_back(start, end)
+        except OSError:
+            raise MemoryLimitError(f"the system refused to take back {end - start} bytes of memory") from None
 
 
 class Streams(NamedTuple):

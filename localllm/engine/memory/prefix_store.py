@@ -1,6 +1,6 @@
 """The files of the prefix cache: states of prompt beginnings in files, in chunks, shared by processes.
 
-A chunk is what a whole run has read (localllm.engine.runs), or ends with an image: tokens after it are read in the same
+A chunk is what a whole run has read (localllm.engine.run), or ends with an image: tokens after it are read in the same
 runs, whether it was cached or not, and every bit is the same. An image's ids follow from its pixels and its encoder, so
 another image makes another key. The last chunk of a prompt has its logits, too. The key of a chunk is a hash chain of
 all tokens up to its end, which begins with the model's fingerprint.

@@ -7,8 +7,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.verbs import EVERY_TOKEN, RowwiseVerbs, Scores
-from localllm.engine.lower.cache_steps import cache_arguments, rotate, store_all
-from localllm.engine.lower.steps import Steps, Target
+from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams
 from localllm.engine.operations.activation import Activation

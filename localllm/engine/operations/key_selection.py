@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.arch.layer_state import Latent
-from localllm.engine.lower.cache_steps import rotate, store
-from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.steps import Steps, rotate, store
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing, largest

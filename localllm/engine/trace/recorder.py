@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.other_parts import without_other_parts
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weights, without_other_parts
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.attention import AttentionVerbs
 from localllm.engine.operations.convolution import ConvolutionVerbs

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
-from localllm.files.cache.validated_cache import remove_oldest
+from localllm.files.cache.checksummed_cache import read_checksummed, remove_oldest, write_checksummed
 from localllm.quant.cache import cache_folder
 
 MOST = 16  # vocabularies

@@ -17,8 +17,13 @@ from zlib import crc32
 
 import numpy as np
 
-from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
-from localllm.files.cache.validated_cache import CHECKS, remove_oldest, sources_hash
+from localllm.files.cache.checksummed_cache import (
+    CHECKS,
+    read_checksummed,
+    remove_oldest,
+    sources_hash,
+    write_checksummed,
+)
 from localllm.quant.cache import cache_folder
 
 MOST = 32  # kept vocabularies: 1 to 10 MB each

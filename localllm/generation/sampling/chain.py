@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from localllm.generation.sampling import steps
-from localllm.generation.sampling.candidates import Candidates
-from localllm.generation.sampling.history import Breakers, History
+from localllm.generation.sampling.candidates import Breakers, Candidates, History
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer

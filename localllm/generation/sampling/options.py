@@ -1,4 +1,7 @@
-"""Sampling options with their defaults and ranges, checked."""
+"""Sampling options with their defaults and ranges, checked.
+
+A model's author may recommend others in the metadata `general.sampling.*`, as llama.cpp defines them.
+"""
 
 import math
 import sys
@@ -9,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.errors import UsageError
-from localllm.files.gguf.metadata_reader import show
+from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.frozen import frozen
+from localllm.generation.sampling.candidates import LARGEST
 
 # The steps that --samplers puts in order, by name, with llama.cpp's letters for --sampling-seq.
 LETTERS = {
@@ -184,3 +188,42 @@ def biases(value: Any) -> dict[int, float]:
 
 def bias_of(bias: Any) -> float:
     return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)
+
+
+OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.metadata["key"]}
+
+
+def recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOptions, list[str]]:
+    """Read the sampling options that a file's metadata recommend, with a warning for each invalid value.
+
+    An invalid value is no reason not to run the model: our default is used instead.
+    """
+    checked, chosen, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
+    for name, option in OPTIONS.items():
+        key = option["key"]
+        if not checked.has(key):
+            continue
+        value = meant(key, checked.raw(key))
+        try:
+            SamplingOptions(**{name: value})
+        except UsageError:
+            warnings.append(f"{checked.wrong(key, expected(name))}; our default is taken")
+        else:
+            chosen[name] = value
+    return SamplingOptions(**chosen), warnings
+
+
+def expected(name: str) -> str:
+    """Describe an option's valid values, for a message."""
+    if name == "samplers":
+        return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
+    return OPTIONS[name]["range"].text
+
+
+def meant(key: str, value: Any) -> Any:
+    """Return the value as its author wrote it: 0.6, not the float32 next to it; a top_k below 0 means off."""
+    if isinstance(value, float) and abs(value) <= LARGEST:
+        return float(str(np.float32(value)))
+    if key == "top_k" and isinstance(value, int):
+        return max(value, 0)
+    return value

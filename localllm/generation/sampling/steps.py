@@ -9,8 +9,7 @@ import math
 import numpy as np
 
 from localllm.errors import ConstraintError
-from localllm.generation.sampling.candidates import LARGEST, Candidates
-from localllm.generation.sampling.history import Breakers
+from localllm.generation.sampling.candidates import LARGEST, Breakers, Candidates
 
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
 LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing

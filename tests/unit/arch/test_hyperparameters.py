@@ -15,9 +15,8 @@ from readings import read as read_again
 from localllm.arch import ARCHITECTURES, REFUSED, architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama
-from localllm.arch.general_metadata import require_general
 from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import Fields, require_general
 from localllm.arch.mrope import with_sections
 from localllm.arch.rope import Rope
 from localllm.errors import ModelError, UnsupportedError

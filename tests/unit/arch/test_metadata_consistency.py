@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import MOST, Fields, require_kinds
 from localllm.arch.metadata_consistency import require_agreement
-from localllm.arch.metadata_types import MOST, require_kinds
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.metadata_reader import is_number
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.arch.attention import by_head, qkv, rope_factors, rotated
-from localllm.arch.experts import admitted, gated_or_mixture, matrices, mixture, shared
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
-from localllm.arch.feed_forward import gated, plain
+from localllm.arch.feed_forward import admitted, gated, gated_or_mixture, matrices, mixture, plain, shared
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import SLACK, Latent, Paged, Recurrent, cache_bytes, kept_tokens

@@ -10,10 +10,9 @@ from simulated import launch
 from localllm.arch import verbs
 from localllm.engine.cpu.lowering import VERBS as OF_CPU
 from localllm.engine.cuda.lowering import VERBS as OF_CARDS
-from localllm.engine.lower.lowering import lower
 from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.elementwise import Elementwise
-from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.operation import Operation, lower
 from localllm.engine.operations.reference import Reference
 from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.trace.recorder import Recorder

@@ -27,10 +27,10 @@ from localllm.cli.argv import read_words, split_short_options
 from localllm.cli.command import Command
 from localllm.cli.commands.completion import possible
 from localllm.cli.defaults import conflicting_options
-from localllm.cli.groups import NAMED, Also
 from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
 from localllm.cli.options.shared import Cache, EngineGroup
+from localllm.cli.parameters import NAMED, Also
 from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.cli.terminal.escapes import unescaped

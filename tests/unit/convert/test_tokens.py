@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Original
 import localllm
 from localllm.convert import open_folder
 from localllm.files.gguf.file import GGUFFile
-from localllm.text.normalizing import to_nfc, uses_nfc
+from localllm.text.pretokenize import to_nfc, uses_nfc
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import read_vocabulary
 

@@ -33,7 +33,7 @@ from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import Operation, StateOperation, operation
 from localllm.engine.options import EngineOptions, layers_of
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector

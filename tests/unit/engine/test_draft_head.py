@@ -28,8 +28,7 @@ from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.engine import Engine
 from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Span
-from localllm.engine.runs import LATER, Runs
+from localllm.engine.run import LATER, Runs, Span
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.arguments import gather_options

@@ -16,7 +16,7 @@ from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.operations.operation import Operation
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.arguments import PAGE

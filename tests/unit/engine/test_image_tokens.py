@@ -23,7 +23,7 @@ from localllm.engine.image_tokens import (
     row_of,
     without_images,
 )
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse
 

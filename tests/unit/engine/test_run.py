@@ -14,12 +14,9 @@ from localllm.engine.cuda.program import Arena
 from localllm.engine.draft_head import DraftHead
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
-from localllm.engine.memory import reserved
-from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.reserved import Reserved
+from localllm.engine.memory.cache import KVCache, Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Header, Span, TextSpan
-from localllm.engine.runs import Runs
+from localllm.engine.run import Header, Runs, Span, TextSpan
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ALL_IN_TILES
@@ -107,7 +104,7 @@ def test_memory_that_there_is_not(monkeypatch):
     for error in (OSError(), OverflowError(), ValueError()):
         errors.append(error)
         with monkeypatch.context() as context, pytest.raises(MemoryLimitError) as caught:
-            context.setattr(reserved, "Region", refuse)
+            context.setattr(cache_module, "Region", refuse)
             Reserved(2_500_000_000, whole=False)
         assert str(caught.value) == "cannot reserve 2.5 GB of memory; use a smaller context"
     assert asked == [(2_500_000_000, False)] * 3

@@ -11,7 +11,7 @@ from strangers import GONE, Wrong
 from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 
 import localllm
-from localllm.arch.other_parts import part_of
+from localllm.arch.weights import part_of
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.oddities import MOST, Oddities

@@ -10,8 +10,7 @@ from fake_sequences import FakeSequences
 from pooled import beginning_with
 
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.runs import FIRST, Runs
+from localllm.engine.run import FIRST, PRECISE_TOKENS, Runs
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.prefix_cache import PARKED, CachedSequence, PrefixCache
 from localllm.generation.prefix_match import NOTHING, PrefixMatch, ReuseCandidate, TurnBoundary, longest_match

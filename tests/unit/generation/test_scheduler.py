@@ -17,8 +17,8 @@ from step_costs import Free
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.memory.prefix_store import CachedPrefix
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.runs import FIRST as CHUNK
-from localllm.engine.runs import Runs
+from localllm.engine.run import FIRST as CHUNK
+from localllm.engine.run import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import answers
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments, most_between_steps, piece, shareable

@@ -85,7 +85,7 @@ def test_a_seed_draws_the_same_and_different_ones():
 
 
 def test_a_place():
-    places = mutate.placed("localllm/generation/sampling/history.py:20-30")
+    places = mutate.placed("localllm/generation/sampling/candidates.py:20-30")
     assert places and all(20 <= mutant.fault.line <= 30 for mutant in places)
 
 
@@ -94,15 +94,15 @@ def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     monkeypatch.setattr(mutate, "executed", dict)
     [mutant, *_] = mutate.placed("scripts/tools/faults.py")
     assert mutate.tests_of(mutant, 10) == []
-    [mutant, *_] = mutate.placed("localllm/generation/sampling/history.py")
+    [mutant, *_] = mutate.placed("localllm/generation/sampling/candidates.py")
     assert "tests/unit/generation/sampling/test_steps.py" in mutate.tests_of(mutant, 10)
 
 
 def test_the_most_special_tests_come_first(monkeypatch):
     [mutant, *_] = [
-        each for each in mutate.placed("localllm/generation/sampling/history.py") if "push" in each.fault.function
+        each for each in mutate.placed("localllm/generation/sampling/candidates.py") if "push" in each.fault.function
     ]
-    name = "localllm/generation/sampling/history.py:Breakers.push"
+    name = "localllm/generation/sampling/candidates.py:Breakers.push"
     known = {name: [(90, 1.0, "c"), (3, 2.0, "a"), (50, 20.0, "b"), (95, 2.5, "d"), (96, 1.0, "e")]}
     monkeypatch.setattr(mutate, "executed", lambda: known)
     assert mutate.tests_of(mutant, 5) == ["a", "c", "e"]
@@ -133,9 +133,9 @@ def test_what_is_in_no_function_meets_the_tests_of_the_module(monkeypatch, funct
 @pytest.mark.sampled
 def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
-    [mutant] = [each for each in mutate.placed("localllm/generation/sampling/history.py") if "before - " in str(each)][
-        :1
-    ]
+    [mutant] = [
+        each for each in mutate.placed("localllm/generation/sampling/candidates.py") if "before - " in str(each)
+    ][:1]
     (tmp_path / "localllm" / "generation" / "sampling").mkdir(parents=True)
     for name in ("right", mutant.path):
         (tmp_path / name).write_bytes((ROOT / mutant.path).read_bytes())
@@ -162,7 +162,7 @@ def test_a_fault_is_noticed_or_not(tmp_path):
 
 def test_which_functions_a_test_executes(tmp_path):
     (tmp_path / "test_x.py").write_text(
-        "from localllm.generation.sampling.history import History\n\ndef test_x():\n    History(3).append(1)\n"
+        "from localllm.generation.sampling.candidates import History\n\ndef test_x():\n    History(3).append(1)\n"
     )
     environment = {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'tools'}",
@@ -172,4 +172,4 @@ def test_which_functions_a_test_executes(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "executed", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     [found] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
-    assert "localllm/generation/sampling/history.py:History.append" in found and "History.copy" not in found
+    assert "localllm/generation/sampling/candidates.py:History.append" in found and "History.copy" not in found

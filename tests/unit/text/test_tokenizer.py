@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from vocabularies import GIVEN
 
 from localllm.errors import ModelError, UsageError
-from localllm.text import normalizing, subwords
+from localllm.text import pretokenize, subwords
 from localllm.text.plamo import Plamo, round_half_up
 from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizer_sources import SOURCES
@@ -504,7 +504,7 @@ WITHOUT_LARGE_LETTERS = CASELESS | {"gpt-4o", "granite-embed-multi-97m", "tekken
 
 def differs(family: str, text: str) -> bool:
     """From what the model's own tokenizer makes of it, in llama.cpp."""
-    if family in normalizing.PRETOKENIZERS and not unicodedata.is_normalized("NFC", text):
+    if family in pretokenize.PRETOKENIZERS and not unicodedata.is_normalized("NFC", text):
         return True
     large = ("yÉ" in text and family in WITHOUT_LARGE_LETTERS) or (text.startswith("YouTube") and family in CASELESS)
     return large or (family in ("tiny_aya", "afmoe") and re.search("  \\d", text) is not None)

@@ -18,14 +18,13 @@ from localllm.engine.cpu import attention, lowering
 from localllm.engine.cpu import matmul as products
 from localllm.engine.cpu.attention import attention_scratch, choose_scratch, most_units
 from localllm.engine.cpu.lowering import VERBS, optimize_graph, target_for_this_cpu
-from localllm.engine.cpu.matmul import float_scratch, parts_of
+from localllm.engine.cpu.matmul import few_count, float_scratch, parts_of
 from localllm.engine.cpu.target import CpuTarget
-from localllm.engine.cpu.tiles import few_count
-from localllm.engine.lower.lowering import lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.operations.activation import ALL, WANTED
+from localllm.engine.operations.operation import lower_operations
 from localllm.engine.run import BATCH, Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError

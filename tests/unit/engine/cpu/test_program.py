@@ -20,7 +20,7 @@ from localllm.engine.cpu.rope_shift import KeyRotator
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.cpu.streaming_run import StreamingRunner, TapeSlice, pieces_of
 from localllm.engine.cpu.threads import Threads, WorkerGroup
-from localllm.engine.memory.reserved import Reserved
+from localllm.engine.memory.cache import Reserved
 from localllm.engine.operations.activation import ALL, WANTED, Routed
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan

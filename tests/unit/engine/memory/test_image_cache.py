@@ -21,7 +21,7 @@ from localllm.engine.memory import image_cache as seen_rows
 from localllm.engine.memory.image_cache import EncodedImageCache, key_of
 from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
-from localllm.engine.runs import Runs
+from localllm.engine.run import Runs
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import read_prompt

@@ -31,8 +31,7 @@ from localllm.engine.memory.fingerprint import described, plain, sample
 from localllm.engine.memory.prefix_store import PrefixStore
 from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
-from localllm.engine.run import BATCH
-from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.engine.run import BATCH, DEEP, FIRST, Runs
 from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files

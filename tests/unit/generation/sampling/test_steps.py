@@ -16,11 +16,16 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
-from localllm.generation.sampling.candidates import Candidates
+from localllm.generation.sampling.candidates import Breakers, Candidates, History
 from localllm.generation.sampling.chain import STEPS, State, chain
-from localllm.generation.sampling.history import Breakers, History
-from localllm.generation.sampling.model_defaults import OPTIONS, recommended
-from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import (
+    DEFAULTS,
+    LETTERS,
+    OPTIONS,
+    SamplingOptions,
+    recommended,
+    steps_lettered,
+)
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.speculation.acceptance import StepCostModel
 

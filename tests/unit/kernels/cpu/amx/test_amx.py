@@ -33,7 +33,7 @@ from selection import everything
 
 from localllm.engine import run as engine_run
 from localllm.engine.cpu import lowering as engine_cpu
-from localllm.engine.cpu import tiles as engine_tiles
+from localllm.engine.cpu import matmul as engine_tiles
 from localllm.engine.cpu.attention import attention_scratch
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.run import Header, Span
