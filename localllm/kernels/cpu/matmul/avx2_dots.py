@@ -1,119 +1,153 @@
-"""The products of a register tile on CPUs with AVX2 but no dot product of bytes, in assembly.
+"""A sub-block of a register tile on CPUs with AVX2 but no dot product of bytes, in assembly.
 
-There are two ways to multiply 16 rows by some tokens, over a sub-block of 32 or 16 columns:
+16 rows times TOKENS tokens, over 32 or 16 columns that share scales. There are two ways to multiply them:
 
-- `make_byte_dots`: codes of few bits times bytes. VPMADDUBSW adds two products into 16 bits, and as many of its results
-  as fit there are added (8 of 4-bit codes: 15 * 127 * 2 * 8 = 30480) before VPMADDWD widens the sums to 32 bits: 17
-  instructions for 256 products of 4-bit codes, where widening each result takes 32.
-- `make_word_dots`: codes of any size times words of 16 bits, which are both planes of the activations at once: 32
-  instructions for 256 products, and 4 to make words of the codes, which all tokens share.
+- codes of few bits times bytes. VPMADDUBSW adds two products into 16 bits, and as many of its results as fit there are
+  added (8 of 4-bit codes: 15 * 127 * 2 * 8 = 30480) before VPMADDWD widens the sums to 32 bits: 17 instructions for 256
+  products of 4-bit codes, where widening each result takes 32.
+- codes of any size times words of 16 bits, which are both planes of the activations at once: 32 instructions for 256
+  products, and 4 to make words of the codes, which all tokens share.
 
 Compilers hoist the multiplications and have more to keep than 16 registers then (97 instead of 138 thousand million
-products a second, a prototype in C), so the order of the instructions and the registers are fixed here.
+products a second, a prototype in C), so the order of the instructions and the registers are fixed here. The totals do
+not fit beside the sums: they lie in memory, and a token's take 11 or 12 instructions for a sub-block (21 to 38 where
+LLVM moved them to and fro).
 """
 
 from llvmlite import binding, ir
 from numba import types
 
-from localllm.kernels.cpu.matmul.tiles import TOKENS, ints
+from localllm.kernels.cpu.matmul.tiles import TOKENS
 from localllm.kernels.machine import this_lane
-from localllm.kernels.simd import I8, I16, I32, I64, as_tuple, operation, shuffled
+from localllm.kernels.simd import F32, I8, I16, I64, operation
 
 HAS_AVX2_DOTS = this_lane().has_avx2_only
 MOST_IN_BYTES = 63  # the largest code that goes by bytes: two results of VPMADDUBSW fit into 16 bits
-EIGHT = ir.VectorType(I32, 8)  # the sums of 8 rows, a register
-W0, W1, X, PRODUCT, ODD0, ODD1 = FIXED = [f"%ymm{i}" for i in range(10, 16)]
+W0, W1, X, PRODUCT, ODD0, ODD1 = (f"%ymm{i}" for i in range(8, 14))
+FACTOR, ALL = "$12", "$13"  # constants; LLVM has registers 14 and 15 for them
 int64 = types.int64
 if HAS_AVX2_DOTS:
     binding.initialize_native_asmparser()  # LLVM reads assembly only then
 
 
-def make_byte_dots(words, largest):
-    """Return an intrinsic (sums, w, any, x, bytes between tokens of x) -> the dot products alone.
+def byte_products(words, largest):
+    """Return `emit(first token) -> (lines, sums)` for codes up to `largest` times bytes; sums: registers [token][half].
 
-    words: byte offsets of 4 columns in x; w has codes up to `largest` for 16 rows, 64 bytes a word.
+    words: byte offsets of 4 columns in x; w has the codes of 16 rows, 64 bytes a word.
     """
     at_once = 32767 // (2 * 127 * largest)
     groups = [words[i : i + at_once] for i in range(0, len(words), at_once)]
     tokens = TOKENS if len(groups) == 1 else 2  # more groups than one need registers for sums of 32 bits, too
+    sums = halves(0, tokens)
+    narrow = sums if len(groups) == 1 else halves(2 * tokens, tokens)
 
-    def emit(sums, address):
-        if len(groups) == 1:
-            return [*add_bytes(groups[0], sums, address), *(f"vpmaddwd {{all}}, {one}, {one}" for one in flat(sums))]
-        narrow = [[f"%ymm{6 + 2 * t + half}" for half in (0, 1)] for t in range(tokens)]
+    def emit(first):
         lines = []
         for i, group in enumerate(groups):
-            lines += add_bytes(group, narrow, address)
+            lines += add_bytes(group, narrow, first)
             for sum_16, total in zip(flat(narrow), flat(sums), strict=True):
-                lines.append(f"vpmaddwd {{all}}, {sum_16}, {PRODUCT if i else total}")
+                lines.append(f"vpmaddwd {ALL}, {sum_16}, {PRODUCT if i else total}")
                 lines += [f"vpaddd {PRODUCT}, {total}, {total}"] * (i > 0)
-        return lines
+        return lines, sums
 
-    return make_dots(emit, tokens, ir.Constant(ir.VectorType(I16, 16), [1] * 16))
+    return emit, tokens, ir.Constant(ir.VectorType(I16, 16), [1] * 16)
+
+
+def halves(first, tokens):
+    """Return registers [token][half] from number `first` on."""
+    return [[f"%ymm{first + 2 * t + half}" for half in (0, 1)] for t in range(tokens)]
 
 
 def flat(rows):
     return [one for row in rows for one in row]
 
 
-def add_bytes(words, sums, address):
-    """Emit the sums of the products of these words, in 16 bits; sums: registers [token][half]."""
+def add_bytes(words, sums, first):
+    """Emit the sums of the products of these words, in 16 bits."""
     for i, word in enumerate(words):
         yield from (f"vmovdqu {16 * word}({{w}}), {W0}", f"vmovdqu {16 * word + 32}({{w}}), {W1}")
-        for t, halves in enumerate(sums):
-            yield f"vpbroadcastd {address(t, word)}, {X}"
-            for weights, total in zip((W0, W1), halves, strict=True):
+        for t, rows in enumerate(sums):
+            yield f"vpbroadcastd {word}{{x{first + t}}}, {X}"
+            for weights, total in zip((W0, W1), rows, strict=True):
                 yield f"vpmaddubsw {X}, {weights}, {PRODUCT if i else total}"
                 if i:
                     yield f"vpaddw {PRODUCT}, {total}, {total}"
 
 
-def make_word_dots(words):
+def word_products(words):
     """Return the same for x in words of 16 bits, of each 4 columns first the even ones (see quantize.py)."""
+    sums = halves(0, TOKENS)
 
-    def emit(sums, address):
+    def emit(first):
         lines = []
         for i, word in enumerate(words):
             for half, (even, odd) in enumerate(((W0, ODD0), (W1, ODD1))):
                 lines.append(f"vmovdqu {16 * word + 32 * half}({{w}}), {even}")
-                lines += [f"vpsrlw $$8, {even}, {odd}", f"vpand {{all}}, {even}, {even}"]
+                lines += [f"vpsrlw $$8, {even}, {odd}", f"vpand {ALL}, {even}, {even}"]
             for part, both in enumerate(((W0, W1), (ODD0, ODD1))):
-                for t, halves in enumerate(sums):
-                    lines.append(f"vpbroadcastd {address(t, 2 * word + 4 * part)}, {X}")
-                    for weights, total in zip(both, halves, strict=True):
+                for t, rows in enumerate(sums):
+                    lines.append(f"vpbroadcastd {2 * word + 4 * part}{{x{first + t}}}, {X}")
+                    for weights, total in zip(both, rows, strict=True):
                         lines.append(f"vpmaddwd {X}, {weights}, {PRODUCT if i or part else total}")
                         lines += [f"vpaddd {PRODUCT}, {total}, {total}"] * bool(i or part)
-        return lines
+        return lines, sums
 
-    return make_dots(emit, TOKENS, ir.Constant(ir.VectorType(I8, 32), [255, 0] * 16))
+    return emit, TOKENS, ir.Constant(ir.VectorType(I8, 32), [255, 0] * 16)
 
 
-def make_dots(emit, tokens, constant):
-    """Return the intrinsic of `emit(registers [token][half], address of (token, byte)) -> lines`, for so many tokens.
+def add_to_totals(sums, first, has_minimum):
+    """Emit totals + scale of the row * scale of the token * sum + what is to be added for its columns' sum.
 
-    {w} stands in them for the address of the weights, {all} for a constant vector.
+    That is minimum of the row * sum of the columns, or factor * scale of the row * sum of the columns.
     """
-    count = 2 * tokens
-    w, x, third, stride, everywhere = (f"${count + i}" for i in range(5))
-    bases = [f"({x})", f"({x},{stride})", f"({third})", f"({third},{stride})"]
-    registers = [[f"${2 * t}", f"${2 * t + 1}"] for t in range(tokens)]
-    lines = emit(registers, lambda token, byte: f"{byte}{bases[token]}")
-    text = "\n".join(lines).replace("{w}", w).replace("{all}", everywhere)
-    used = [f"~{{xmm{i}}}" for i in range(6, 16) if f"%ymm{i}" in text]
-    constraints = ",".join(["=&x"] * count + ["r"] * 4 + ["x", *used, "~{memory}"])
+    yield from (f"vmovups ({{s}}), {W0}", f"vmovups 32({{s}}), {W1}")
+    if has_minimum:
+        yield from (f"vmovups ({{m}}), {ODD0}", f"vmovups 32({{m}}), {ODD1}")
+    for t, rows in enumerate(sums, first):
+        yield from (f"vbroadcastss {{c{t}}}, {X}", f"vbroadcastss {{n{t}}}, {PRODUCT}")
+        if not has_minimum:
+            yield f"vmulps {FACTOR}, {PRODUCT}, {PRODUCT}"
+        for half, (total, scale, minimum) in enumerate(zip(rows, (W0, W1), (ODD0, ODD1), strict=True)):
+            place = f"{64 * t + 32 * half}({{totals}})"
+            yield f"vcvtdq2ps {total}, {total}"
+            if has_minimum:
+                yield f"vmulps {X}, {total}, {total}"
+            else:
+                yield f"vfmadd213ps {PRODUCT}, {X}, {total}"
+            yield f"vfmadd213ps {place}, {scale}, {total}"
+            if has_minimum:
+                yield f"vfmadd231ps {PRODUCT}, {minimum}, {total}"
+            yield f"vmovups {total}, {place}"
 
-    @operation(ints, ints, int64, int64, int64, int64)
-    def dots(builder, sums, w, w_stride, x, x_stride):
-        halves = []
-        for _ in range(0, TOKENS, tokens):
-            third = builder.add(x, builder.shl(x_stride, I64(1)))
-            inputs = [w, x, third, x_stride, constant]
-            results = ir.LiteralStructType([EIGHT] * count)
-            kind = ir.FunctionType(results, [value.type for value in inputs])
-            products = builder.asm(kind, text, constraints, inputs, side_effect=True)
-            halves += [builder.extract_value(products, i) for i in range(count)]
-            x = third
-        pairs = zip(halves[::2], halves[1::2], strict=True)
-        return as_tuple(builder, [shuffled(builder, *pair, range(16)) for pair in pairs])
 
-    return dots
+def make_add_sub_block(words, largest, factor):
+    """Return an intrinsic (totals, w, x, bytes between tokens of x, s, m, c, n, bytes between tokens of c and n).
+
+    It adds a sub-block, whose words lie at these offsets, to totals f32 [TOKENS][16] in memory. s, m: scales and
+    minimums of the rows, f32 [16]; c, n: the token's scale and the sum of its columns. largest: of the codes that go by
+    bytes; None: by words. factor: by what scales times sums are added; None: minimums times sums are.
+    """
+    emit, tokens, constant = word_products(words) if largest is None else byte_products(words, largest)
+    lines = []
+    for first in range(0, TOKENS, tokens):
+        products, sums = emit(first)
+        lines += [*products, *add_to_totals(sums, first, factor is None)]
+    names = {"totals": "$0", "w": "$1", "s": "$2", "m": "$3"}
+    for i, (name, stride) in enumerate((("x", "$4"), ("c", "$5"), ("n", "$5"))):
+        near, far = f"${6 + 2 * i}", f"${7 + 2 * i}"
+        places = f"({near})", f"({near},{stride})", f"({far})", f"({far},{stride})"
+        names |= {f"{name}{t}": place for t, place in enumerate(places)}
+    text = "\n".join(line.format_map(names) for line in lines)
+    clobbered = [f"~{{xmm{i}}}" for i in range(14)]
+    constraints = ",".join(["r"] * 12 + ["x", "x", *clobbered, "~{memory}"])
+    factors = ir.Constant(ir.VectorType(F32, 8), [factor or 0.0] * 8)
+
+    @operation(None, *[int64] * 9)
+    def add_sub_block(builder, totals, w, x, x_stride, s, m, c, n, stride):
+        inputs = [totals, w, s, m, x_stride, stride]
+        for near, step in ((x, x_stride), (c, stride), (n, stride)):
+            inputs += [near, builder.add(near, builder.shl(step, I64(1)))]
+        inputs += [factors, constant]
+        builder.asm(ir.FunctionType(ir.VoidType(), [v.type for v in inputs]), text, constraints, inputs, True)
+
+    return add_sub_block

@@ -11,8 +11,8 @@ from numba import float32
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
-from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_byte_dots, make_word_dots
-from localllm.kernels.cpu.matmul.slab import make_slab
+from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_add_sub_block
+from localllm.kernels.cpu.matmul.slab import load_all, make_slab, store_all
 from localllm.kernels.cpu.matmul.tile_dots import make_code_dots, transpose_codes
 from localllm.kernels.cpu.matmul.tiles import (
     CHUNK_WORDS,
@@ -86,35 +86,32 @@ def make_unpack_tile(format):
     return unpack_tile
 
 
-def make_products(format, words, is_exact):
-    """Make a function (codes, high, low, words, bytes between tokens of high) -> the dot products of a sub-block.
-
-    In units of the low plane; of the high one if they are not exact.
-    """
-    if HAS_AVX2_DOTS:
-        dots = make_word_dots(words) if is_exact else make_byte_dots(words, format.largest)
-        if is_exact:
-            return inlined(lambda w, high, low, both, stride: dots(zero_ints(), w, 0, both, 2 * stride))
-        return inlined(lambda w, high, low, both, stride: dots(zero_ints(), w, 0, high, stride))
-    dots = make_code_dots(words, format.largest)
-
-    @inlined
-    def products(w, high, low, both, stride):
-        sums = times_256(dots(zero_ints(), w, 16 * SLAB, high, stride))
-        return dots(sums, w, 16 * SLAB, low, stride)
-
-    return products
-
-
 def make_sub_block(format, words, is_exact):
-    """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
-    products, has_minimum = make_products(format, words, is_exact), bool(format.minimums)
+    """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals (or those at an address).
+
+    In units of the low plane; of the high one if it is not exact.
+    """
+    has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
+    if HAS_AVX2_DOTS:
+        add = make_add_sub_block(words, None if is_exact else format.largest, None if has_minimum else float(factor))
+
+        @inlined
+        def sub_block(totals, w, x, low, both, x_stride, s, m, s_stride, c, n, stride):
+            if is_exact:
+                add(totals, w, both, 2 * x_stride, s, m, c, n, stride)
+            else:
+                add(totals, w, x, x_stride, s, m, c, n, stride)
+            return totals
+
+        return sub_block
+    dots = make_code_dots(words, format.largest)
 
     @inlined
     def sub_block(totals, w, x, low, both, x_stride, s, m, s_stride, c, n, stride):
         totals = settled(add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
-        return scaled(totals, products(w, x, low, both, x_stride), s, s_stride, c, stride)
+        sums = dots(times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride)
+        return scaled(totals, sums, s, s_stride, c, stride)
 
     return sub_block
 
@@ -168,9 +165,12 @@ def make_code_slab(format, is_exact):
             argument(a, LINEAR.scales) + place // 4,
             argument(a, sums) + place // 4,
         )
-        if is_exact:
+        if not HAS_AVX2_DOTS:
             return product(totals, columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
-        products = product(zero_floats(), columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
-        return add_256_times(totals, products)
+        here = m + VECTORS * scale_bytes  # where the rows lay before they were transposed
+        store_all(totals if is_exact else zero_floats(), here, 64)
+        product(here, columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
+        products = load_all(here, 64)
+        return products if is_exact else add_256_times(totals, products)
 
     return make_slab(format, make_unpack_tile(format), multiply)
