@@ -145,7 +145,7 @@ class Prompts:
             return self._chat(self._render(fields), images_of(fields))
         if self._prompt is not None:
             shown = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
-            return self._chat(BRACES.sub(lambda found: filled(fields, found), self._prompt), shown)
+            return self._chat(BRACES.sub(lambda found: fill_field(fields, found), self._prompt), shown)
         if "messages" in fields and not self._raw:
             if images_of(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
@@ -172,7 +172,7 @@ def in_braces(columns: Sequence[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in columns)
 
 
-def filled(fields: dict[str, Any], found: "re.Match[str]") -> str:
+def fill_field(fields: dict[str, Any], found: "re.Match[str]") -> str:
     """Return what replaces braces in a prompt. Raises UsageError if they name a field that does not exist."""
     return text_of(fields, found[1]) if found[1] in fields or FIELD.fullmatch(found[0]) else found[0]
 

@@ -1,0 +1,69 @@
+"""localllm ask: an answer from files, with the places that it is from."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.offers import offer_models
+from localllm.cli.options.searching import FileFilter, Places, Searching, Threshold
+from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.errors import UsageError
+
+
+def ask(
+    paths: Places = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="Model that answers."),
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Question; then all arguments are files.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 6]")
+    ] = 6,
+    threshold: Threshold = None,
+    system: options.System = None,
+    files: FileFilter,
+    models: Searching,
+    engine: options.EngineGroup,
+    no_cache: options.NoCache = False,
+    choices: options.GenerationGroup,
+) -> None:
+    """Answer a question from files, and name the places.
+
+    Searches as `localllm search` does, gives the model the best passages, and prints below the answer which of them it
+    has cited, with file and line.
+
+    Examples:
+      localllm ask docs "how do I resume a map?" -m qwen3-4b
+      localllm ask src "where are passwords checked?" -m qwen3-4b --embedder minilm.gguf
+    """
+    from localllm.cli.searching import opened_search, places_and_question
+    from localllm.cli.terminal.render import stream
+    from localllm.services.search.answers import cited, prompt_of
+
+    places, question = places_and_question(paths or (), query, "ask")
+    if model is None:
+        raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")
+    line = ProgressLine()
+    chosen = asking.generation_options(opening.reading(line), choices)
+    with opened_search(places, files, models, engine.threads, engine.device) as opened:
+        hits = opened.find(question, top, threshold)
+    if not hits:
+        raise UsageError(f"nothing in {', '.join(places)} is about that")
+    with opening.open_model(model, engine, None, no_cache) as answering:
+        chosen = opening.with_draft_model(answering, chosen, choices.speculate)
+        text, used = prompt_of([hit.passage for hit in hits], question, answering)
+        instruction = [] if system is None else [{"role": "system", "content": system}]
+        answer = answering.session.chat([*instruction, {"role": "user", "content": text}], chosen)
+        if stream(answer, line):
+            raise KeyboardInterrupt
+        if len(used) < len(hits):
+            say(f"localllm: {len(used)} of {len(hits)} passages fit the context of {answering.context} tokens")
+        write("".join(f"{line}\n" for line in ["", *cited(answer.text, used)]))
+        opening.settle(answering)

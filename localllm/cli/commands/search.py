@@ -1,0 +1,116 @@
+"""localllm search: the passages of files that answer a question."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.options import shared as options
+from localllm.cli.options.offers import offer_models
+from localllm.cli.options.searching import FileFilter, Places, Searching, Threshold, Top
+from localllm.cli.parameters import TYPED_ONLY
+from localllm.cli.terminal.output import coloured, dim, is_terminal, say, write
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.services.search.ranking import Hit
+
+
+def search(
+    paths: Places = None,
+    *,
+    query: Annotated[
+        str | None, typer.Option("-e", "--query", metavar="TEXT", help="Question; then all arguments are files.")
+    ] = None,
+    top: Top = 5,
+    threshold: Threshold = None,
+    by_line: Annotated[
+        bool, typer.Option("-n", "--line-number", help="Print FILE:LINE: before every line, as grep does.")
+    ] = False,
+    around: Annotated[
+        int, typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.")
+    ] = 0,
+    only_names: Annotated[
+        bool, typer.Option("-l", "--files-with-matches", help="Print only the names of files, the best first.")
+    ] = False,
+    as_json: options.AsJson = False,
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="The same as --embedder."),
+        TYPED_ONLY,
+    ] = None,
+    files: FileFilter,
+    models: Searching,
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+) -> None:
+    """Search files and folders by words and by meaning.
+
+    Prints the best passages, each after its file and line. QUESTION is an ordinary sentence, or some words; without an
+    embedding model only words count. Hidden and binary files, and what .gitignore leaves out, are skipped. The index is
+    kept in the cache folder, and only changed files are read again. With - the lines of stdin are printed, the best
+    first.
+
+    Examples:
+      localllm search docs "how do I resume a map?" -m nomic-embed-text-1.5
+      localllm search src -l "where are passwords checked?"
+      rg -n ferry | localllm search - "when do boats leave?" -m minilm.gguf
+      localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
+    """
+    from localllm.cli.searching import opened_search, piped_lines, places_and_question
+
+    models.embedder = model or models.embedder
+    places, question = places_and_question(paths or (), query, "search")
+    if top < 1 or around < 0:
+        raise UsageError(f"{'top' if top < 1 else 'around'} should be {int(top < 1)} or above")
+    if threshold is not None and models.embedder is None:
+        raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
+    lines = piped_lines(places)
+    with opened_search(places, files, models, threads, device, lines) as opened:
+        hits = opened.find(question, top, threshold)
+        if models.embedder is None:
+            dim("by words only; -m MODEL searches by meaning, too")
+    if not hits:
+        say("localllm: nothing was found")
+        raise typer.Exit(1)
+    if as_json:
+        for hit in hits:
+            write(json.dumps(as_object(hit), ensure_ascii=False) + "\n")
+    elif lines is not None:
+        write("".join(f"{hit.passage.text}\n" for hit in hits))
+    elif only_names:
+        write("".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits)))
+    elif by_line:
+        write(
+            "".join(f"{hit.passage.path}:{number}:{text}\n" for hit in hits for number, text in lines_of(hit, around))
+        )
+    else:
+        write("\n".join(block(hit, around) for hit in hits))
+
+
+def as_object(hit: "Hit") -> dict[str, object]:
+    """Return a hit for --json."""
+    each = hit.passage
+    told = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
+    return {**told, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
+
+
+def block(hit: "Hit", around: int) -> str:
+    """Return a passage below its file and line."""
+    text = "\n".join(text for _, text in lines_of(hit, around))
+    place = coloured(hit.passage.place, "35") if is_terminal(sys.stdout) else hit.passage.place
+    return f"{place}\n{text}\n"
+
+
+def lines_of(hit: "Hit", around: int) -> list[tuple[int, str]]:
+    """Return the numbered lines of a passage, and those around it."""
+    passage = hit.passage
+    found = [*enumerate(passage.text.split("\n"), passage.first)]
+    if not around:
+        return found
+    from localllm.services.search.files import read_text
+
+    whole = (read_text(passage.path) or "").splitlines()
+    first, last = max(1, passage.first - around), min(len(whole), passage.last + around)
+    return [(number, whole[number - 1]) for number in range(first, last + 1)] or found

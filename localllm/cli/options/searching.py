@@ -1,0 +1,72 @@
+"""The options of search and ask."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.cli.options.offers import offer_models
+from localllm.cli.parameters import group
+
+if TYPE_CHECKING:
+    from localllm.services.search.files import Filter
+
+
+@group
+class FileFilter:
+    """Which files are searched."""
+
+    include: Annotated[
+        list[str] | None,
+        typer.Option("-g", "--include", metavar="GLOB", help="Only files of this name or path, as *.md.  [repeatable]"),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="No files or folders of this name or path.  [repeatable]"),
+    ] = None
+    hidden: Annotated[bool, typer.Option("--hidden", help="Also files and folders that begin with a dot.")] = False
+    no_ignore: Annotated[bool, typer.Option("--no-ignore", help="Also what .gitignore and .ignore leave out.")] = False
+
+    def filter(self) -> "Filter":
+        """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
+        from localllm.services.search.files import Filter
+
+        given = self.include or []
+        excluded = [*(self.exclude or ()), *(each[1:] for each in given if each.startswith("!"))]
+        return Filter([each for each in given if not each.startswith("!")], excluded, self.hidden, self.no_ignore)
+
+
+@group
+class Searching:
+    """Search models."""
+
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            "--embedder",
+            metavar="MODEL",
+            autocompletion=offer_models,
+            help="Embedding model, to search by meaning as well as by words.  [default: words only]",
+        ),
+    ] = None
+    reranker: Annotated[
+        str | None,
+        typer.Option(
+            "--reranker",
+            metavar="MODEL",
+            autocompletion=offer_models,
+            help="Reranker, to sort the best passages.",
+        ),
+    ] = None
+
+
+Top = Annotated[int, typer.Option("-k", "--top", metavar="N", help="Number of passages.  [default: 5]")]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="N", help="Only passages with at least this cosine similarity, up to 1."),
+]
+Places: Any = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PATH]... QUESTION", help="Files and folders, then the question in quotes; - is lines from stdin."
+    ),
+]

@@ -1,0 +1,77 @@
+"""What search and ask share: their arguments, and the search itself."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from localllm.cli import open_model as opening
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, is_terminal, stdin
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.options.searching import FileFilter, Searching
+    from localllm.services.search.ranking import Search
+
+PIPE = "-"
+
+
+def places_and_question(given: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
+    """Sort the arguments into files and the question.
+
+    question: that an option gives.  Without files, they are a pipe's lines, or this folder. Raises UsageError.
+    """
+    places = [*given]
+    if question is None:
+        if not places:
+            raise UsageError(f'QUESTION is missing: localllm {command} FOLDER "QUESTION"')
+        is_first = len(places) > 1 and not is_place(places[0]) and all(is_place(each) for each in places[1:])
+        question = places.pop(0 if is_first else -1)
+    if not question.strip():
+        raise UsageError("QUESTION is empty")
+    if not places:
+        piped = sys.stdin is not None and not is_terminal(sys.stdin) and command == "search"
+        places = [PIPE] if piped else ["."]
+    if PIPE in places and len(places) > 1:
+        raise UsageError("- cannot be combined with files: its lines are ranked alone")
+    return places, question
+
+
+def is_place(name: str) -> bool:
+    return name == PIPE or os.path.exists(name)
+
+
+def piped_lines(places: Sequence[str]) -> list[str] | None:
+    """Return the lines of stdin if they are what is searched."""
+    if [*places] != [PIPE]:
+        return None
+    if sys.stdin is None:
+        raise UsageError("-: stdin is closed")
+    return str(stdin().read().decode(errors="replace")).splitlines()
+
+
+@contextmanager
+def opened_search(
+    places: Sequence[str],
+    files: "FileFilter",
+    models: "Searching",
+    threads: int | None,
+    device: str,
+    lines: Sequence[str] | None = None,
+) -> "Iterator[Search]":
+    """Open a search; progress and warnings go to stderr."""
+    from localllm.engine.options import EngineOptions
+    from localllm.services.search.ranking import Models, Search
+
+    line = ProgressLine()
+    engine = EngineOptions(threads, None, backend=device, progress=opening.compiling(line))
+    chosen = Models(engine, *(None if each is None else located(each) for each in (models.embedder, models.reranker)))
+    try:
+        search = Search(places, files.filter(), chosen, line.show, lines)
+    finally:
+        line.clear()
+    with search:
+        opening.warn(search.warnings)
+        yield search

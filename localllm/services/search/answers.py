@@ -1,0 +1,43 @@
+"""Prompts that let a model answer from passages, and the places that an answer cites."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localllm.errors import ContextError
+from localllm.services.search.passages import Passage
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+
+INSTRUCTION = (
+    "Answer the question from these passages alone, and put the numbers of those that you use behind what they say, "
+    "as [1]. If they do not answer it, say so.\n\nQuestion: {question}"
+)
+ANSWER = 4  # the part of the context, as 1/ANSWER, that stays free for the answer
+
+
+def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tuple[str, list[Passage]]:
+    """Return a prompt with as many of the first passages as fit the model's context, and these.
+
+    Raises ContextError if not even the first one does.
+    """
+    asked = INSTRUCTION.format(question=question)
+    used, parts = list[Passage](), list[str]()
+    room = model.context - model.context // ANSWER - model.session.count(asked) - 64 if model.context else None
+    for number, each in enumerate(passages, 1):
+        part = f"[{number}] {each.place}{f' ({each.heading})' if each.heading else ''}\n{each.text}"
+        if room is not None and (room := room - model.session.count(part) - 2) < 0:
+            break
+        used.append(each)
+        parts.append(part)
+    if not used:
+        raise ContextError(f"no passage fits a context of {model.context} tokens; set a larger one with -c")
+    return "\n\n".join([*parts, asked]), used
+
+
+def cited(answer: str, passages: Sequence[Passage]) -> list[str]:
+    """Return the places of the passages that an answer cites by number, or of all if it cites none."""
+    numbers = {int(each) for group in re.findall(r"\[([\d,; ]+)\]", answer) for each in re.findall(r"\d+", group)}
+    chosen = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
+    return [f"[{number}] {passages[number - 1].place}" for number in chosen]

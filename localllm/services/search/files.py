@@ -1,0 +1,132 @@
+"""Find the text files of folders as ripgrep does: without hidden ones, binaries, and what .gitignore leaves out."""
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.files.text_file import UTF16_MARKS
+from localllm.frozen import frozen
+
+IGNORE_FILES = (".gitignore", ".ignore")
+LARGEST = 16 << 20  # bytes of a file that is read
+SAMPLE = 8192  # bytes in which a zero tells a binary file
+
+
+@frozen
+class Filter:
+    """Which files of folders are looked at.
+
+    Attributes:
+        include, exclude: patterns of names, or of paths if they have a slash.
+        hidden: also those that begin with a dot.  ignored: also what .gitignore and .ignore leave out.
+    """
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    hidden: bool = False
+    ignored: bool = False
+
+    def takes(self, path: str, is_folder: bool) -> bool:
+        """Return whether to look at a file or into a folder below the one that was named."""
+        name = os.path.basename(path)
+        if name.startswith(".") and not self.hidden:
+            return False
+        if any(matches(path, pattern) for pattern in self.exclude):
+            return False
+        return is_folder or not self.include or any(matches(path, pattern) for pattern in self.include)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Return whether a pattern matches a path's name, or the end of the path if it has a slash."""
+    pattern = pattern.rstrip("/")
+    if "/" in pattern:
+        return fnmatch.fnmatch(path, f"*{pattern}") or fnmatch.fnmatch(path, pattern)
+    return fnmatch.fnmatch(os.path.basename(path), pattern)
+
+
+class Ignored:
+    """What the ignore files of a folder, those above it and those below it leave out."""
+
+    def __init__(self, folder: str):
+        self._specs: list[tuple[str, Any]] = []
+        for above in above_in_repository(os.path.realpath(folder)):
+            self.enter(above)
+
+    def enter(self, folder: str) -> None:
+        """Read a folder's ignore files."""
+        lines = list[str]()
+        for name in IGNORE_FILES:
+            with suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="utf-8") as file:
+                lines += file.read().splitlines()
+        if lines:
+            from pathspec import GitIgnoreSpec  # seldom needed
+
+            self._specs.append((f"{os.path.realpath(folder)}{os.sep}", GitIgnoreSpec.from_lines(lines)))
+
+    def leaves_out(self, path: str, is_folder: bool) -> bool:
+        """Return whether a path is ignored; the file that is nearest to it decides."""
+        real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        for folder, spec in reversed(self._specs):
+            if real.startswith(folder):
+                relative = real[len(folder) :].replace(os.sep, "/") + "/" * is_folder
+                verdict = spec.check_file(relative).include
+                if verdict is not None:
+                    return bool(verdict)
+        return False
+
+
+def above_in_repository(folder: str) -> list[str]:
+    """Return the folders above one up to the root of its repository, from there on; none outside of one."""
+    found, place = list[str](), folder
+    while not os.path.exists(os.path.join(place, ".git")):
+        parent = os.path.dirname(place)
+        if parent == place:
+            return []
+        found.insert(0, parent)
+        place = parent
+    return found
+
+
+def text_files(names: Sequence[str], wanted: Filter) -> Iterator[str]:
+    """Yield files, and those below folders, sorted by name. Raises UsageError for one that does not exist."""
+    for name in names:
+        if os.path.isdir(name):
+            yield from files_below(name, wanted, Ignored(name))
+        elif os.path.isfile(name):
+            yield name
+        else:
+            raise UsageError(f"{name}: no such file or folder")
+
+
+def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
+    """Yield the files of a folder and of those in it; links to folders are not followed."""
+    ignored.enter(folder)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = entry.name if folder == "." else os.path.join(folder, entry.name)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not wanted.takes(path, is_folder) or (not wanted.ignored and ignored.leaves_out(path, is_folder)):
+            continue
+        if is_folder:
+            yield from files_below(path, wanted, ignored)
+        elif entry.is_file():
+            yield path
+
+
+def read_text(path: str) -> str | None:
+    """Read a text file, None for one that is binary, too large or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError:
+        return None
+    if len(data) > LARGEST or (b"\0" in data[:SAMPLE] and not data.startswith(UTF16_MARKS)):
+        return None
+    encoding = "utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig"
+    return data.decode(encoding, errors="replace")

@@ -1,0 +1,186 @@
+"""An index of passages: words by SQLite's FTS5, vectors beside them, in a file that only changed files change.
+
+A file is told by its size and modification time, then by a hash of its content; a passage that stays the same keeps its
+vector.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from localllm.errors import LocalllmError
+from localllm.files.folders import make_private
+from localllm.services.search.files import read_text
+from localllm.services.search.passages import SIZE, Passage, cut_into_passages
+
+VERSION = "1"  # of what is written
+BATCH = 256  # passages whose vectors are made and written at once
+TABLES = """
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, digest BLOB);
+CREATE TABLE IF NOT EXISTS passages (
+    id INTEGER PRIMARY KEY, path TEXT, first INTEGER, last INTEGER, heading TEXT, text TEXT, key BLOB, vector BLOB);
+CREATE INDEX IF NOT EXISTS by_path ON passages (path);
+CREATE INDEX IF NOT EXISTS by_key ON passages (key);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(path, heading, text, tokenize='porter unicode61');
+"""
+Embed = Callable[[list[str]], np.ndarray]
+
+
+class Index:
+    """The passages of files; a context manager.
+
+    Attributes:
+        added: how many passages are new since it was opened.
+    """
+
+    def __init__(self, path: Path | None, size: int = SIZE):
+        """Open or create it; path: None keeps it in memory.  size: of a passage, see passages."""
+        self._size, self.added = size, 0
+        self._sql = connected(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._sql.close()
+
+    def update(self, paths: Sequence[str], progress: Callable[[int, int], Any] = lambda done, count: None) -> None:
+        """Read files that are new or have changed, and forget those that are not among the paths."""
+        wanted = {*paths}
+        with self._sql:
+            for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
+                if gone not in wanted:
+                    self._remove(gone)
+            for number, path in enumerate(paths):
+                self._update_file(path)
+                progress(number + 1, len(paths))
+
+    def add(self, passages: Iterable[Passage]) -> None:
+        """Add passages that are in no file."""
+        with self._sql:
+            self._insert(passages)
+
+    def _update_file(self, path: str) -> None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return self._remove(path)
+        old = self._sql.execute("SELECT size, mtime, digest FROM files WHERE path = ?", (path,)).fetchone()
+        if old and old[:2] == (status.st_size, status.st_mtime_ns):
+            return
+        text = read_text(path)
+        key = b"" if text is None else digest(text)
+        self._sql.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
+                          (path, status.st_size, status.st_mtime_ns, key))  # fmt: skip
+        if old and old[2] == key:
+            return
+        vectors = dict(
+            self._sql.execute("SELECT key, vector FROM passages WHERE path = ? AND vector IS NOT NULL", (path,))
+        )
+        self._remove_passages(path)
+        if text is not None:
+            self._insert(cut_into_passages(path, text, self._size), vectors)
+
+    def _insert(self, passages: Iterable[Passage], vectors: dict[bytes, bytes] | None = None) -> None:
+        for each in passages:
+            key = digest(each.embedded)
+            row = (each.path, each.first, each.last, each.heading, each.text, key, (vectors or {}).get(key))
+            made = self._sql.execute(
+                "INSERT INTO passages (path, first, last, heading, text, key, vector) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+            )
+            self._sql.execute(
+                "INSERT INTO words (rowid, path, heading, text) VALUES (?, ?, ?, ?)",
+                (made.lastrowid, each.path, each.heading, each.text),
+            )
+            self.added += 1
+
+    def _remove(self, path: str) -> None:
+        self._remove_passages(path)
+        self._sql.execute("DELETE FROM files WHERE path = ?", (path,))
+
+    def _remove_passages(self, path: str) -> None:
+        self._sql.execute("DELETE FROM words WHERE rowid IN (SELECT id FROM passages WHERE path = ?)", (path,))
+        self._sql.execute("DELETE FROM passages WHERE path = ?", (path,))
+
+    def embed(self, make: Embed, progress: Callable[[int, int], Any] = lambda done, count: None) -> int:
+        """Make the vectors that are missing; return how many were.
+
+        make: texts to vectors, float32 [texts, width], of length 1. What was made stays if it is interrupted.
+        """
+        new = self._sql.execute("SELECT id FROM passages WHERE vector IS NULL ORDER BY length(text)").fetchall()
+        for start in range(0, len(new), BATCH):
+            some = [id for (id,) in new[start : start + BATCH]]
+            vectors = make([self.passage(id).embedded for id in some])
+            with self._sql:
+                self._sql.executemany(
+                    "UPDATE passages SET vector = ? WHERE id = ?",
+                    [(vector.astype(np.float32).tobytes(), id) for id, vector in zip(some, vectors, strict=True)],
+                )
+            progress(min(start + BATCH, len(new)), len(new))
+        return len(new)
+
+    @property
+    def count(self) -> int:
+        """Return the number of passages."""
+        return int(self._sql.execute("SELECT count(*) FROM passages").fetchone()[0])
+
+    def passage(self, id: int) -> Passage:
+        row = self._sql.execute("SELECT path, first, last, text, heading FROM passages WHERE id = ?", (id,)).fetchone()
+        return Passage(*row)
+
+    def by_words(self, words: Sequence[str], most: int) -> list[int]:
+        """Return the passages that have some of the words, the best by BM25 first; headings and names count more."""
+        if not words:
+            return []
+        query = " OR ".join(f'"{word}"' for word in words)
+        best = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 1.0, 2.0, 1.0), rowid LIMIT ?"
+        return [id for (id,) in self._sql.execute(best, (query, most))]
+
+    def by_vector(self, query: np.ndarray) -> list[tuple[int, float]]:
+        """Return all passages with a vector and its cosine with the query's, the nearest first."""
+        rows = self._sql.execute("SELECT id, vector FROM passages WHERE vector IS NOT NULL ORDER BY id").fetchall()
+        if not rows:
+            return []
+        matrix = np.frombuffer(b"".join(vector for _, vector in rows), np.float32).reshape(len(rows), -1)
+        cosines = matrix @ query.astype(np.float32)
+        order = np.argsort(-cosines, kind="stable")
+        return [(rows[number][0], float(cosines[number])) for number in order]
+
+
+def connected(path: Path | None) -> sqlite3.Connection:
+    """Open a database; one that cannot be written, or is damaged, is replaced by one in memory or begun anew."""
+    if path is not None:
+        with suppress(OSError, LocalllmError, sqlite3.Error):
+            make_private(path.parent)
+            return prepared(path)
+        with suppress(OSError, sqlite3.Error):
+            path.unlink()
+            return prepared(path)
+    return prepared(":memory:")
+
+
+def prepared(path: Path | str) -> sqlite3.Connection:
+    """Open a database and make its tables. Raises sqlite3.Error."""
+    sql = sqlite3.connect(path, timeout=60)
+    try:
+        sql.executescript(TABLES)
+    except sqlite3.Error:
+        sql.close()
+        raise
+    return sql
+
+
+def digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest()
+
+
+def file_of(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
+    """Return the file of an index of these files and folders; parts: what it depends on besides."""
+    told = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
+    return folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.sqlite"

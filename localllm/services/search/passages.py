@@ -1,0 +1,140 @@
+"""Cut a text into passages: by headings and paragraphs, in code by definitions, with an overlap."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from localllm.frozen import frozen
+
+SIZE = 900  # characters of a passage, about: some 200 tokens
+WHOLE = 1.5  # times the size, up to which a section stays in one passage
+OVERLAP = 160  # characters of a paragraph that the next passage may repeat
+HEADINGS = {".md", ".markdown", ".mdx", ".qmd", ".txt", ".adoc", ".org", ""}
+CODE_ENDINGS = (
+    ".py .pyi .js .jsx .ts .tsx .go .rs .c .h .cc .cpp .hpp .cs .java .kt .swift .scala .rb .php .pl .lua .sh .bash"
+    " .zsh .fish .r .jl .sql .ex .hs"
+)
+CODE = frozenset(CODE_ENDINGS.split())
+HEADING = re.compile(r"(#{1,6}|={1,5}|\*{1,5})[ \t]+(\S.*?)[ \t#=]*$")
+FENCE = re.compile(r"[ \t]*(```|~~~)")
+DEFINITION = re.compile(
+    r"(?:@\w|(?:(?:export|pub(?:\([^)]*\))?|public|private|protected|static|async|default|abstract|unsafe|inline) )*"
+    r"(?:def|class|func|fn|function|struct|enum|interface|trait|impl|type|module|namespace|object|record|macro_rules!"
+    r"|create|sub)\b|\w[\w ]*\(\) *\{|[A-Za-z_][\w *:<>,&]*\([^;]*\)\s*\{?\s*$)",
+    re.IGNORECASE,
+)
+
+
+@frozen
+class Passage:
+    """A part of a file.
+
+    Attributes:
+        first, last: its lines, from 1.  heading: of the section that it is in, with those above it.
+    """
+
+    path: str
+    first: int
+    last: int
+    text: str
+    heading: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.first}"
+
+    @property
+    def embedded(self) -> str:
+        """Return what its vector is made of: what it is about, and the text."""
+        about = " > ".join(filter(None, (os.path.basename(self.path), self.heading)))
+        return f"{about}\n{self.text}" if about else self.text
+
+
+def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
+    """Return the passages of a file, in order; all of its lines but blank ones are in one of them."""
+    lines, ending = text.splitlines(), os.path.splitext(path)[1].lower()
+    found = list[Passage]()
+    for first, last, heading in sections(lines, ending):
+        blocks = [*blocks_of(lines, first, last, is_code=ending in CODE)]
+        for begin, end in packed(lines, blocks, size):
+            found += pieces(path, lines, begin, end, heading, size)
+    return found
+
+
+def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the sections of a text: the first line, the line behind the last, and the headings that it is under."""
+    if ending in CODE or ending not in HEADINGS:
+        yield 0, len(lines), ""
+        return
+    path, start, in_fence = list[tuple[int, str]](), 0, False
+    starts = [(0, "")]
+    for number, line in enumerate(lines):
+        if FENCE.match(line):
+            in_fence = not in_fence
+        match = None if in_fence else HEADING.match(line)
+        if match and not (match[1][0] == "*" and ending != ".org"):
+            depth = len(match[1])
+            path = [*((level, title) for level, title in path if level < depth), (depth, match[2])]
+            starts.append((number, " > ".join(title for _, title in path)))
+    for (start, heading), (end, _) in pairwise([*starts, (len(lines), "")]):
+        if any(line.strip() for line in lines[start:end]):
+            yield start, end, heading
+
+
+def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
+    """Yield paragraphs as the first line and the line behind the last; in code, definitions at the left margin."""
+    start: int | None = None
+    in_fence = False
+    for number in range(first, last):
+        line = lines[number]
+        is_blank = not line.strip()
+        if is_code:
+            begins = bool(line[:1].strip()) and bool(DEFINITION.match(line))
+            follows = number > first and lines[number - 1].startswith("@")
+            if start is not None and begins and not follows:
+                yield start, number
+                start = None
+        elif is_blank and not in_fence and start is not None:
+            yield start, number
+            start = None
+        if FENCE.match(line) and not is_code:
+            in_fence = not in_fence
+        if start is None and not is_blank:
+            start = number
+    if start is not None:
+        yield start, last
+
+
+def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """Join small blocks that follow each other to passages of about the size; a short last block begins the next."""
+
+    def length(begin: int, end: int) -> int:
+        return sum(len(line) + 1 for line in lines[begin:end])
+
+    if blocks and length(blocks[0][0], blocks[-1][1]) <= WHOLE * size:
+        yield blocks[0][0], blocks[-1][1]
+        return
+    begin = None
+    for number, (start, end) in enumerate(blocks):
+        if begin is None:
+            begin = start
+        following = blocks[number + 1] if number + 1 < len(blocks) else None
+        if following is None or length(begin, following[1]) > size:
+            yield begin, end
+            overlaps = begin != start and length(start, end) <= OVERLAP
+            begin = start if following and overlaps and length(start, following[1]) <= size else None
+
+
+def pieces(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
+    """Yield a block as passages: one, or several by lines if it is much too long."""
+    while end > begin and not lines[end - 1].strip():
+        end -= 1
+    start, length = begin, 0
+    for number in range(begin, end):
+        if length and length + len(lines[number]) > WHOLE * size:
+            yield Passage(path, start + 1, number, "\n".join(lines[start:number]), heading)
+            start, length = number, 0
+        length += len(lines[number]) + 1
+    if start < end:
+        yield Passage(path, start + 1, end, "\n".join(lines[start:end]), heading)

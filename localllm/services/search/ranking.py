@@ -1,0 +1,176 @@
+"""Rank passages for a question: by words and meaning, joined by reciprocal rank, and by a reranker if there is one."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.quant.cache import cache_folder
+from localllm.services.search.files import Filter, text_files
+from localllm.services.search.index import Index, file_of
+from localllm.services.search.passages import SIZE, Passage
+
+if TYPE_CHECKING:
+    from localllm.engine.options import EngineOptions
+
+RANK = 60  # of reciprocal rank fusion (Cormack et al. 2009)
+DEPTH = 100  # passages by words, and by meaning, that are joined
+RERANKED = 30  # of these, how many a reranker sees
+CHARACTERS = 3  # of a token, at least, in what most embedders read
+COMMON_WORDS = (
+    "a an and are as at be by can do does for from have how i if in is it me my not of on or so that the there this to "
+    "was we what when where which who why will with you your"
+)
+COMMON = frozenset(COMMON_WORDS.split())
+Progress = Callable[[str], Any]
+
+
+@frozen
+class Hit:
+    """A passage that was found.
+
+    Attributes:
+        score: by which hits are sorted, larger is better; comparable within a search only.
+        cosine: of its vector and the question's, None without an embedding model.
+    """
+
+    passage: Passage
+    score: float
+    cosine: float | None = None
+
+
+@frozen
+class Models:
+    """The models of a search.
+
+    Attributes:
+        embedder, reranker: paths; None: by words alone, and without reranking.
+    """
+
+    engine: "EngineOptions"
+    embedder: str | None = None
+    reranker: str | None = None
+
+
+class Search:
+    """Passages of files, or of lines, that can be asked several questions. A context manager.
+
+    Attributes:
+        index: of its passages.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        wanted: Filter,
+        models: Models,
+        show: Progress = lambda text: None,
+        lines: Sequence[str] | None = None,
+    ):
+        """Open the models, and bring the index up to date.
+
+        lines: to be ranked instead of files.  show: called with how far it is. Raises ModelError, UsageError.
+        """
+        self._models, self._show, self._stack = models, show, ExitStack()
+        self._made: Any = None
+        files = [] if lines is not None else [*text_files(names, wanted)]
+        with ExitStack() as opening:
+            size, place = SIZE, ""
+            if models.embedder is not None:
+                size, place = self._open(models.embedder, opening)
+            path = None if lines is not None else file_of(cache_folder() / "search", names, [size, place, wanted])
+            self.index = opening.enter_context(Index(path, size))
+            if lines is None:
+                self.index.update(files, lambda done, count: show(f"{done} of {count} files read"))
+            else:
+                whole = (Passage("", number, number, line) for number, line in enumerate(lines, 1) if line.strip())
+                self.index.add(whole)
+            if self._made is not None:
+                made, options = self._made, self._options("document")
+                self.index.embed(
+                    lambda texts: made.embed(texts, options),
+                    lambda done, count: show(f"{done} of {count} passages embedded"),
+                )
+            self._stack = opening.pop_all()
+
+    def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
+        """Open the embedding model; return the size of a passage and what tells the model from others."""
+        from localllm.services.embed import EmbedJob, embedder, fingerprint
+
+        job = EmbedJob(path, self._options("document"), self._models.engine)
+        self._made = stack.enter_context(embedder(job))
+        return min(SIZE, max(200, CHARACTERS * (self._made.context - 16))), fingerprint(job)
+
+    def _options(self, role: str) -> Any:
+        from localllm.generation.embedding.embedder import EmbedOptions
+
+        return EmbedOptions(role=role, overflow="cut")
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Return lines that the user should see."""
+        return () if self._made is None else self._made.warnings
+
+    def __enter__(self) -> "Search":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def find(self, question: str, top: int, threshold: float | None = None) -> list[Hit]:
+        """Return the best passages for a question.
+
+        threshold: the smallest cosine. Raises UsageError for one without an embedding model.
+        """
+        if threshold is not None and self._made is None:
+            raise UsageError("threshold is a cosine similarity: name an embedding model")
+        scores, cosines = defaultdict[int, float](float), dict[int, float]()
+        for rank, id in enumerate(self.index.by_words(words_of(question), DEPTH), 1):
+            scores[id] += 1 / (RANK + rank)
+        if self._made is not None:
+            nearest = self.index.by_vector(self._made.embed([question], self._options("query"))[0])
+            cosines = dict(nearest)
+            for rank, (id, _) in enumerate(nearest[:DEPTH], 1):
+                scores[id] += 1 / (RANK + rank)
+        ids = sorted(scores, key=lambda id: (-scores[id], id))
+        if threshold is not None:
+            ids = [id for id in ids if cosines.get(id, -1) >= threshold]
+        if self._models.reranker is not None:
+            scores |= self._reranked(question, ids[:RERANKED])
+            ids = sorted(ids[:RERANKED], key=lambda id: -scores[id])
+        chosen = without_repetition([(id, self.index.passage(id)) for id in ids], top)
+        return [Hit(passage, scores[id], cosines.get(id)) for id, passage in chosen]
+
+    def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
+        """Return a reranker's scores."""
+        from localllm.services.rerank import reranker
+
+        assert self._models.reranker is not None
+        with reranker(self._models.reranker, self._models.engine) as made:
+            found = made.rerank(question, [self.index.passage(id).embedded for id in ids], True)
+        return {id: float(score) for id, score in zip(ids, found, strict=True)}
+
+
+def words_of(question: str) -> list[str]:
+    """Return the words of a question to look for; common ones only if there are no others."""
+    words = [*dict.fromkeys(re.findall(r"\w+", question.lower()))]
+    return [word for word in words if word not in COMMON] or words
+
+
+def without_repetition(found: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
+    """Return the first passages, without those that have most of their lines in a better one."""
+    chosen = list[tuple[int, Passage]]()
+    for id, passage in found:
+        if len(chosen) == top:
+            break
+        size = passage.last - passage.first + 1
+        if not any(
+            other.path == passage.path
+            and min(other.last, passage.last) - max(other.first, passage.first) + 1 > size / 2
+            for _, other in chosen
+        ):
+            chosen.append((id, passage))
+    return chosen

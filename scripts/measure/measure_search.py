@@ -1,0 +1,52 @@
+"""Measure how often `localllm search docs` finds the passage of an answer, on tests/goldens/docs_questions.jsonl.
+
+    python scripts/measure/measure_search.py                     # by words alone
+    python scripts/measure/measure_search.py minilm.gguf [...]   # by words and these embedding models
+
+A question counts if one of the five best passages is of the file and has the words that the question's line names.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import localllm  # noqa: E402, F401  (its quantizers have their own folder here)
+from localllm.engine.options import EngineOptions  # noqa: E402
+from localllm.services.search.files import Filter  # noqa: E402
+from localllm.services.search.ranking import Models, Search  # noqa: E402
+
+TOP = 5
+
+
+def questions() -> list[dict[str, str]]:
+    """Return the questions, each with the file and some words of the passage that answers it."""
+    text = (ROOT / "tests" / "goldens" / "docs_questions.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def missed(search: Search, asked: list[dict[str, str]]) -> list[str]:
+    """Return the questions whose passage is not among the best."""
+    found = []
+    for each in asked:
+        wanted = " ".join(each["text"].split())
+        hits = [hit.passage for hit in search.find(each["question"], TOP)]
+        if not any(hit.path.endswith(each["file"]) and wanted in " ".join(hit.text.split()) for hit in hits):
+            found.append(each["question"])
+    return found
+
+
+def main() -> None:
+    asked, docs = questions(), str(ROOT / "docs")
+    for path in sys.argv[1:] or [None]:
+        with Search([docs], Filter(include=["*.md"]), Models(EngineOptions(), path)) as search:
+            failures = missed(search, asked)
+            name = "words alone" if path is None else Path(path).name
+            print(f"{name}: {len(asked) - len(failures)} of {len(asked)}, {search.index.count} passages")
+            print("".join(f"    {question}\n" for question in failures), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""localllm search and ask: passages of files, by words, by meaning, and answers from them."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm import builtin_model
+from localllm.errors import UsageError
+from localllm.services.search.answers import cited
+from localllm.services.search.files import Filter, matches, text_files
+from localllm.services.search.index import Index
+from localllm.services.search.passages import Passage, cut_into_passages
+from localllm.services.search.ranking import Models, Search, without_repetition, words_of
+
+GUIDE = builtin_model()
+NOTES = """# Boats
+
+The ferry leaves at nine.
+
+## In winter
+
+There is no ferry. A bus goes to the harbour.
+
+# Trains
+
+The train to the mountains leaves every hour from platform four.
+"""
+CODE = '''"""Users."""
+
+import hashlib
+
+
+@cache
+def check_password(user, given):
+    """Compare."""
+    return hashlib.sha256(given) == user.key
+
+
+class Store:
+    def load(self):
+        return 1
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A folder with notes, code, and what a search should not see; the current one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, text in {
+        "home/notes/travel.md": NOTES, "home/src/users.py": CODE, "home/.hidden/a.md": "ferry",
+        "home/build/b.txt": "ferry",
+        "home/notes/todo.txt": "buy milk\nwrite to the harbour master\n", "home/.gitignore": "build/\n*.log\n",
+        "home/x.log": "ferry",
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "home" / "data.bin").write_bytes(b"ferry\0ferry")
+    (tmp_path / "home" / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+# ---- passages
+
+
+def test_sections_are_passages_with_their_headings():
+    found = cut_into_passages("a.md", NOTES)
+    assert [(each.first, each.last, each.heading) for each in found] == [
+        (1, 3, "Boats"), (5, 7, "Boats > In winter"), (9, 11, "Trains"),
+    ]  # fmt: skip
+    assert found[1].text == "## In winter\n\nThere is no ferry. A bus goes to the harbour."
+    assert found[1].embedded.startswith("a.md > Boats > In winter\n## In winter")
+
+
+def test_code_is_cut_before_definitions():
+    found = cut_into_passages("a.py", CODE * 6, size=200)
+    firsts = {(CODE * 6).splitlines()[each.first - 1] for each in found}
+    assert {"@cache", "class Store:"} <= firsts and not any(line.startswith("def check") for line in firsts)
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.py", "a.txt", "a.csv"])
+@pytest.mark.parametrize(
+    "text", [NOTES * 9, CODE * 9, "x" * 5000, "one line\n" * 999, "\n\n", "```\n# no heading\n```\n"]
+)
+def test_every_line_is_in_a_passage(name: str, text: str):
+    lines, found = text.splitlines(), cut_into_passages(name, text, 300)
+    covered = {number for each in found for number in range(each.first, each.last + 1)}
+    assert {number for number, line in enumerate(lines, 1) if line.strip()} <= covered
+    for each in found:
+        assert each.text == "\n".join(lines[each.first - 1 : each.last])
+        assert len(each.text) <= 450 or each.first == each.last
+    assert not any("no heading" in each.heading for each in found)
+
+
+# ---- files
+
+
+def test_files_are_those_of_ripgrep(folder: Path):
+    names = [*text_files(["."], Filter())]
+    assert names == ["data.bin", "notes/todo.txt", "notes/travel.md", "src/users.py"]
+    assert "build/b.txt" in [*text_files(["."], Filter(ignored=True))]
+    assert ".hidden/a.md" in [*text_files(["."], Filter(hidden=True))]
+    assert [*text_files(["."], Filter(include=["*.md"]))] == ["notes/travel.md"]
+    assert [*text_files(["."], Filter(exclude=["notes", "*.bin"]))] == ["src/users.py"]
+    (folder / "notes" / ".gitignore").write_text("*.txt\n!todo.txt\nsub/\n")
+    (folder / "notes" / "b.txt").write_text("b")
+    assert [*text_files(["notes"], Filter())] == ["notes/todo.txt", "notes/travel.md"]
+    assert [*text_files(["x.log"], Filter())] == ["x.log"]  # named by the user
+    with pytest.raises(UsageError, match="none: no such file or folder"):
+        [*text_files(["none"], Filter())]
+    assert matches("a/b/c.md", "b/*.md") and matches("a/c.md", "c.*") and not matches("a/c.md", "b/*.md")
+
+
+# ---- the command
+
+
+def test_the_passage_is_printed_after_its_place(cli, folder: Path):
+    code, out, err = cli("search", ".", "when does the ferry leave?", "-k", 1)
+    assert (code, out, err) == (0, "notes/travel.md:1\n# Boats\n\nThe ferry leaves at nine.\n", "")
+    assert cli("search", "when does the ferry leave?", ".", "-k", 1)[1] == out  # as with grep
+    assert cli("search", "-e", "when does the ferry leave?", "notes", "-k", 1)[1] == out
+    assert cli("search", "passwords", "src")[1].startswith("src/users.py:1\n")
+
+
+def test_flags_of_grep(cli, folder: Path):
+    ask = ("search", ".", "ferry harbour", "-k", 2)
+    assert cli(*ask, "-l")[1] == "notes/travel.md\nnotes/todo.txt\n"
+    out = cli("search", ".", "bus", "-n")[1]
+    assert out.splitlines()[0] == "notes/travel.md:5:## In winter" and len(out.splitlines()) == 3
+    out = cli("search", ".", "bus", "-n", "-C", 2)[1].splitlines()
+    assert [line.split(":")[1] for line in out] == [*map(str, range(3, 10))]
+    assert cli("search", ".", "ferry", "-g", "*.py")[0] == 1
+    assert cli("search", ".", "ferry", "-g", "!*.md", "--no-ignore", "-l")[1].split() == ["x.log", "build/b.txt"]
+    hit = json.loads(cli("search", ".", "bus", "--json")[1])
+    assert {**hit, "score": 0, "text": ""} == {
+        "file": "notes/travel.md", "line": 5, "last_line": 7, "heading": "Boats > In winter", "text": "", "score": 0,
+    }  # fmt: skip
+
+
+def test_nothing_found_is_exit_code_1(cli, folder: Path):
+    assert cli("search", ".", "zeppelin") == (1, "", "localllm: nothing was found\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("search",), "QUESTION is missing: localllm search FOLDER"),
+        (("search", "none", "Hi"), "none: no such file or folder"),
+        (("search", ".", " "), "QUESTION is empty"),
+        (("search", ".", "Hi", "-k", "0"), "-k should be 1 or above"),
+        (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
+        (("search", "-", ".", "Hi"), "- cannot be combined with files"),
+        (("ask", ".", "Hi"), "MODEL is missing: name one that answers with -m MODEL"),
+        (("ask", ".", "zeppelin", "--model", GUIDE), "nothing in . is about that"),
+    ],
+)
+def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "") and problem in err and err.count("\n") == 1
+
+
+def test_lines_of_a_pipe_are_ranked(cli, folder: Path):
+    lines = b"a.txt:3: the train is late\na.txt:9: a ferry, and another ferry\n\nb.txt:1: the ferry leaves\n"
+    code, out, _ = cli("search", "-", "ferry leaves", stdin=lines)
+    assert (code, out) == (0, "b.txt:1: the ferry leaves\na.txt:9: a ferry, and another ferry\n")
+    assert cli("search", "ferry leaves", stdin=lines)[1] == out
+
+
+# ---- the index
+
+
+def test_only_changed_files_are_read_again(folder: Path, tmp_path: Path):
+    names = [*text_files(["."], Filter())]
+    with Index(tmp_path / "i.sqlite") as index:
+        index.update(names)
+        count = index.count
+        assert index.added == count > 3
+        assert index.embed(lambda texts: np.ones((len(texts), 2), np.float32)) == count
+    os.utime(folder / "src" / "users.py")
+    (folder / "notes" / "travel.md").write_text(NOTES.replace("every hour", "at noon"))
+    (folder / "notes" / "todo.txt").unlink()
+    with Index(tmp_path / "i.sqlite") as index:
+        index.update([*text_files(["."], Filter())])
+        assert index.added == 3  # of the changed file; the other one has the same content
+        asked: list[str] = []
+        index.embed(lambda texts: asked.extend(texts) or np.ones((len(texts), 2), np.float32))
+        assert len(asked) == 1 and "at noon" in asked[0]
+        assert index.by_words(["milk"], 9) == [] and len(index.by_words(["noon"], 9)) == 1
+
+
+def test_a_damaged_index_is_made_anew(cli, folder: Path):
+    ask = ("search", ".", "bus", "-l")
+    assert cli(*ask)[1] == "notes/travel.md\n"
+    [made] = (folder.parent / "cache").rglob("*.sqlite")
+    made.write_bytes(b"no database, but something else" * 99)
+    assert cli(*ask)[:2] == (0, "notes/travel.md\n")
+    (folder.parent / "cache2").write_text("no folder")
+    os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache2")
+    assert cli(*ask)[:2] == (0, "notes/travel.md\n")
+
+
+def test_words_and_meaning_are_joined_by_rank(folder: Path, monkeypatch):
+    """A passage that is second in both ranks goes before those that are first in one."""
+    lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
+    with Search([], Filter(), Models(None), lines=lines) as search:  # type: ignore[arg-type]
+        search._made = type("Made", (), {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)})()
+        cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}
+        rows = np.array([[cosines[id], 0] for id in range(1, 5)], np.float32)
+        search.index.embed(lambda texts: rows[[lines.index(text) for text in texts]])
+        found = search.find("ferry", 4)
+        assert [hit.passage.text for hit in found] == [lines[1], lines[0], lines[2], lines[3]]
+        assert [round(hit.cosine, 1) for hit in search.find("ferry", 4, 0.5)] == [0.8, 0.9]
+
+
+def test_questions_are_words_without_the_common_ones():
+    assert words_of("How do I resume a map?") == ["resume", "map"]
+    assert words_of("what is it?") == ["what", "is", "it"]
+
+
+def test_a_passage_that_another_has_is_left_out():
+    passages = [Passage("a", 1, 10, ""), Passage("a", 4, 12, ""), Passage("a", 10, 20, ""), Passage("b", 1, 10, "")]
+    assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
+
+
+# ---- ask
+
+
+def test_an_answer_with_its_places(cli, folder: Path):
+    code, out, _ = cli("ask", ".", "when does the ferry leave?", "--model", GUIDE, "--temp", 0, "-n", 6, "-k", 2)
+    answer, _, places = out.partition("\n\n")
+    assert code == 0 and answer and places.splitlines()[0] == "[1] notes/travel.md:1" and len(places.splitlines()) == 2
+    said = ["--grammar", 'root ::= "At nine [1]."']
+    out = cli("ask", ".", "when does the ferry leave?", "--model", GUIDE, "--temp", 0, *said)[1]
+    assert out == "At nine [1].\n\n[1] notes/travel.md:1\n"
+
+
+def test_what_is_cited():
+    passages = [Passage("a", 1, 2, ""), Passage("b", 7, 9, ""), Passage("c", 3, 3, "")]
+    assert cited("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
+    assert cited("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
