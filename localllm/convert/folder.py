@@ -12,11 +12,12 @@ import gguf
 from localllm.convert.arrangement import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
 from localllm.convert.config import Config
 from localllm.convert.description import description
-from localllm.convert.families import family_of
+from localllm.convert.families import KEEP_BLOCKS, family_of
 from localllm.convert.families.bert import RANK
 from localllm.convert.families.layers import PACKED, TURNED
 from localllm.convert.files import read_json
 from localllm.convert.modules import left_out, pooling_type, projections, prompts
+from localllm.convert.quantized import open_quantized
 from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import from_array
 from localllm.convert.unused_keys import unused_of_config
@@ -61,7 +62,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     config = Config.of(folder)
     family = family_of(config)
     config = config.text_config(family.defaults)
-    stored = open_weights(folder)
+    stored = open_weights(folder) if family in KEEP_BLOCKS.values() else open_quantized(open_weights(folder), config)
     h = family.read(config)
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}

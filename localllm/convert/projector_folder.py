@@ -15,6 +15,7 @@ from localllm.convert.files import read_json
 from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
 from localllm.convert.projectors import projector_of
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
+from localllm.convert.quantized import open_quantized
 from localllm.convert.tensors import to_float32
 from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
@@ -40,7 +41,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     read = projector_of(config)
     seeing = SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config))
     facts = read(seeing)
-    tensors = [*tensors_of(folder, open_weights(folder), facts)]
+    tensors = [*tensors_of(folder, open_quantized(open_weights(folder), config), facts)]
     metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
     metadata |= {"general.type": "mmproj", "general.file_type": file_type(tensors)}
     metadata |= {"clip.has_vision_encoder": True}

@@ -14,7 +14,8 @@ import numpy as np
 Shape = tuple[int, ...]
 Rows = Callable[[int, int], np.ndarray]  # reads rows first to last - 1 of all matrices: uint8 [rows, bytes of a row]
 
-BYTES = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # bytes of a number
+BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1,
+         "F8_E5M2": 1, "F8_E8M0": 1, "BOOL": 1}  # of a number  # fmt: skip
 
 
 class TensorSource(Protocol):

@@ -1,6 +1,6 @@
 """Record what llama-gguf-split makes of the tests' models: python scripts/record/record_splits.py llama-gguf-split
 
-tests/gguf_split.json gets, by the options, the SHA-256 of each file, and of the file that --merge makes of them.
+tests/goldens/gguf_split.json gets the SHA-256 of each file by the options, and of the file that --merge makes of them.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from split_models import CASES, MODELS  # noqa: E402
 
@@ -33,7 +33,7 @@ def main(program: str) -> None:
             found["splits"][case] = {path.name: digest(path) for path in files}
             subprocess.run([program, "--merge", files[0], folder / "merged.gguf"], check=True)
             found["merged"][case] = digest(folder / "merged.gguf")
-    (ROOT / "tests" / "gguf_split.json").write_text(json.dumps(found, indent=1) + "\n")
+    (ROOT / "tests" / "goldens" / "gguf_split.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def encoded(array: np.ndarray, dtype: str) -> bytes:
     """Numbers as bytes; BF16 is the upper half of float32."""
     if dtype == "BF16":
         return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I8": np.int8}
     return array.astype(kinds.get(dtype, np.uint8)).tobytes()
 
 

@@ -263,7 +263,7 @@ KEEP_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # quantiz
 
 
 def family_of(config: Config) -> Family:
-    """Find the family of a checkpoint. Raises ModelError if it is not supported, or its weights are quantized."""
+    """Find the family of a checkpoint. Raises ModelError if it is not supported."""
     select = AMBIGUOUS.get(config.architecture)
     family = select(config) if select else FAMILIES.get(config.architecture)
     if family is None:
@@ -271,7 +271,5 @@ def family_of(config: Config) -> Family:
         known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
         raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
     method = config.get("quantization_config")
-    name = str(method.get("quant_method") if isinstance(method, dict) else method)
-    if method and (config.architecture, name) not in KEEP_BLOCKS:
-        raise config.refusal(f"the weights are quantized ({printable(name)}); the original checkpoint is needed")
-    return KEEP_BLOCKS[config.architecture, name] if method else family
+    name = str(method.get("quant_method")) if isinstance(method, dict) else ""
+    return KEEP_BLOCKS.get((config.architecture, name), family)

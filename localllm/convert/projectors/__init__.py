@@ -36,6 +36,4 @@ def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
     if config.architecture not in PROJECTORS:
         known = ", ".join(PROJECTORS)
         raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {known}")
-    if config.get("quantization_config"):
-        raise config.refusal("the weights are quantized; the original checkpoint is needed")
     return PROJECTORS[config.architecture]

@@ -676,7 +676,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("mlp_only_layers", "qwen3moe", {"mlp_only_layers": [0]}),
     ("swiglu_limit 6.0", "gpt-oss", {"swiglu_limit": 6.0}),
     ("no blocks of 32", "gpt-oss", {"intermediate_size": 48}),
-    ("the weights are quantized (awq)", "gpt-oss", {"quantization_config": {"quant_method": "awq"}}),
+    ("the weights are quantized (quip)", "gpt-oss", {"quantization_config": {"quant_method": "quip"}}),
     ("the weights are quantized (mxfp4)", "mixtral", {"quantization_config": {"quant_method": "mxfp4"}}),
     ("_blocks is not part", "gpt-oss-mxfp4", {"quantization_config": None}),
     ("mscale_all_dim should be", "deepseek2", {"rope_parameters": ROPE}),

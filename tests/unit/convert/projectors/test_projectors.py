@@ -379,7 +379,7 @@ REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
     ("vision_config: expected an object", lambda f: edit_json(f / "config.json", vision_config=[])),
     ("made of Blip2", lambda f: edit_json(f / "config.json", architectures=["Blip2ForConditionalGeneration"])),
     ("mm_tokens_per_image", lambda f: edit_json(f / "config.json", mm_tokens_per_image=25)),
-    ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"})),
+    ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "quip"})),
     ("preprocessor_config.json: this file is missing", lambda f: (f / "preprocessor_config.json").unlink()),
     ("image_mean should be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
     ("not part of projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),

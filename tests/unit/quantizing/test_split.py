@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from project import GOLDENS
 from split_models import CASES, MODELS
 from tiny_model import write_tiny_model
 
@@ -16,7 +16,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.quantizing.splitting import SplitLimits, divide_tensors, parse_bytes, split_paths
 
-RECORDED = json.loads((ROOT / "tests" / "gguf_split.json").read_text())  # by scripts/record/record_splits.py
+RECORDED = json.loads((GOLDENS / "gguf_split.json").read_text())  # by scripts/record/record_splits.py
 
 
 @pytest.fixture

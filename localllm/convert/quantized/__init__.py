@@ -1,0 +1,46 @@
+"""Checkpoints whose weights are quantized: each tensor and its scales become one source of float32 numbers.
+
+`open_quantized` looks at config.json's quantization_config and replaces what the method stores (X.qweight, X.scales,
+...) by X.weight, dequantized by rows when it is read. Tensors that the method has left alone stay as they are.
+"""
+
+from collections.abc import Callable, Mapping
+
+from localllm.convert.config import Config
+from localllm.convert.quantized import bitsandbytes, compressed_tensors, fp8, packed_columns
+from localllm.convert.quantized.numbers import Tensors
+from localllm.convert.weights import Stored
+from localllm.files.gguf.header import printable
+
+# By quant_method. A function replaces the method's tensors in a mapping of them, by names.
+METHODS: dict[str, Callable[[Tensors, Config], Tensors]] = {
+    "awq": packed_columns.open_awq,
+    "bitsandbytes": bitsandbytes.open_bitsandbytes,
+    "compressed-tensors": compressed_tensors.open_compressed_tensors,
+    "fbgemm_fp8": fp8.open_fp8,
+    "fp8": fp8.open_fp8,
+    "gptq": packed_columns.open_gptq,
+    "modelopt": fp8.open_fp8,
+}
+
+
+def quant_method(config: Config) -> str:
+    """Return the quantization method of a checkpoint, "" if its weights are numbers."""
+    method = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(method, dict):
+        is_bitsandbytes = method.get("load_in_4bit") or method.get("load_in_8bit")
+        return str(method.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else method))
+    return str(method) if method else ""
+
+
+def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
+    """Replace quantized tensors by dequantized ones. Raises ModelError for a method or a setting that is unknown."""
+    name = quant_method(config)
+    if not name:
+        return stored
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise config.refusal(f"the weights are quantized ({printable(name)}), which is not supported ({known} are)")
+    key = "quantization_config" if config.get("quantization_config") else "compression_config"
+    tensors = METHODS[name](Tensors(stored), config.section(key))
+    return tensors.all()

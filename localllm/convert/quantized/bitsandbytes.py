@@ -1,0 +1,87 @@
+"""bitsandbytes: weights of 4 bits (NF4, FP4) with scales of blocks, and of 8 bits with scales of rows (LLM.int8).
+
+Of 4 bits: weight = map[code] * absmax of its block of the flattened matrix, the first code in a byte's high half;
+absmax may be quantized itself, to 8 bits with a map, scales of blocks and an offset. JSON in a tensor of its own
+(X.weight.quant_state.bitsandbytes__nf4) says what X.weight means. Of 8 bits: weight = number * SCB / 127.
+Source: the package's functional.py (QuantState.as_dict).
+"""
+
+import json
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.quantized.numbers import Tensors, load, refusal, require, unpack_nibbles
+from localllm.convert.weights import Stored
+
+STATE = ".quant_state.bitsandbytes__"
+KINDS = ("nf4", "fp4")
+
+
+def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
+    """Dequantize weights of 4 and of 8 bits. Raises ModelError."""
+    for kind in KINDS:
+        for name in tensors.names(STATE + kind):
+            put_fours(tensors, name, tensors.take(name + STATE + kind))
+    for name in tensors.names(".SCB"):
+        put_eights(tensors, name)
+    tensors.drop(".weight_format")
+    return tensors
+
+
+def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
+    """Add a weight of 4-bit codes. Raises ModelError for parts that do not fit."""
+    said = read_state(state)
+    packed = require(tensors.take(name), ["U8"])
+    shape, size = tuple(int(n) for n in said["shape"]), int(said["blocksize"])
+    count, values = int(np.prod(shape)), load(tensors.take(f"{name}.quant_map")).astype(np.float32)
+    scales = absolute_maxima(tensors, name, said)
+    if int(np.prod(packed.shape)) != -(-count // 2) or len(scales) != -(-count // size) or len(values) != 16:
+        raise refusal(packed, f"the shape {list(packed.shape)} does not fit a weight of {list(shape)}")
+    columns, flat = shape[-1], Stored(packed.name, packed.path, "U8", (-(-count // 2), 1), packed.start)
+
+    def read(first: int, last: int) -> np.ndarray:
+        begin, end = first * columns, last * columns
+        codes = unpack_nibbles(flat.rows(begin // 2, -(-end // 2)).reshape(-1), high_first=True)
+        codes = codes[begin % 2 : begin % 2 + end - begin]
+        return (values[codes] * scales[np.arange(begin, end) // size]).reshape(last - first, columns)
+
+    tensors.put(name, packed, shape, read)
+
+
+def read_state(state: Stored) -> dict:
+    """Read what the numbers of a weight mean. Raises ModelError."""
+    try:
+        said = json.loads(load(state).tobytes())
+        if said["quant_type"] in KINDS and int(said["blocksize"]) > 0 and len(said["shape"]) >= 1:
+            return said
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise refusal(state, "not a quant_state of bitsandbytes")
+
+
+def absolute_maxima(tensors: Tensors, name: str, said: dict) -> np.ndarray:
+    """Return the scales of blocks, float32; they may be quantized themselves. Raises ModelError."""
+    stored = tensors.take(f"{name}.absmax")
+    scales = load(stored).reshape(-1)
+    if stored.dtype != "U8":
+        return scales.astype(np.float32)
+    nested, values = load(tensors.take(f"{name}.nested_absmax")), load(tensors.take(f"{name}.nested_quant_map"))
+    size, offset = int(said.get("nested_blocksize", 256)), np.float32(said.get("nested_offset", 0))
+    if len(values) != 256 or nested.size != -(-len(scales) // size):
+        raise refusal(stored, f"{nested.size} scales of {len(scales)} scales")
+    return values[scales] * np.repeat(nested.reshape(-1), size)[: len(scales)] + offset
+
+
+def put_eights(tensors: Tensors, name: str) -> None:
+    """Add a weight of 8-bit integers with a scale for each row."""
+    weight, scale = require(tensors.take(f"{name}.weight"), ["I8"]), tensors.take(f"{name}.SCB")
+    scales = load(scale).reshape(-1).astype(np.float32)
+    rows, columns = weight.shape
+    if len(scales) != rows:
+        raise refusal(scale, f"{len(scales)} scales for {rows} rows")
+
+    def read(first: int, last: int) -> np.ndarray:
+        return weight.rows(first, last).view(np.int8) * (scales[first:last, None] / np.float32(127))
+
+    tensors.put(f"{name}.weight", weight, (rows, columns), read)

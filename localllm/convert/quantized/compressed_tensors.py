@@ -1,0 +1,124 @@
+"""Checkpoints of compressed-tensors (llm-compressor): packed and plain integers, FP8, NVFP4 and MXFP4.
+
+weight = (number - zero point) * scale. Integers of a packed weight are stored with half their range added, 32 / bits in
+a 32-bit word, the first in the lowest bits; so are zero points, along the other dimension. Source: the package's
+compressors (quantized_compressors/pack_quantized.py and its neighbours).
+"""
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.quantized.fp8 import ACTIVATIONS, EIGHT_BITS, put_fours, put_scaled
+from localllm.convert.quantized.numbers import Tensors, decode, load, refusal, require, unpack_words
+from localllm.convert.weights import Stored
+
+IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_zero_point", ".k_zero_point",
+           ".v_zero_point", ".input_g_idx")  # fmt: skip
+
+
+def open_compressed_tensors(tensors: Tensors, config: Config) -> Tensors:
+    """Dequantize packed and scaled weights. Raises ModelError."""
+    if config.section("sparsity_config").get("format") not in (None, "dense"):
+        raise config.refusal("sparse weights of compressed-tensors are not supported")
+    tensors.drop(*IGNORED)
+    blocks = block_sizes(config)
+    for name in tensors.names(".weight_packed"):
+        packed = tensors.take(f"{name}.weight_packed")
+        if packed.dtype == "U8":
+            put_floats(tensors, name, packed)
+        else:
+            put_integers(tensors, name, require(packed, ["I32"]))
+    for name in tensors.names(".weight_scale"):
+        weight = tensors.take(f"{name}.weight")
+        if weight.dtype in EIGHT_BITS:
+            tensors.take_if_there(f"{name}.weight_zero_point")
+            put_scaled(tensors, weight, tensors.take(f"{name}.weight_scale"), f"{name}.weight", blocks)
+        else:
+            put_plain_integers(tensors, name, require(weight, ["I8"]))
+    return tensors
+
+
+def block_sizes(config: Config) -> list[int] | None:
+    """Return the rows and columns that share a scale, if weights are quantized in blocks."""
+    groups = config.section("config_groups")
+    for name in groups.content:
+        weights = groups.section(name).section("weights")
+        if isinstance(block := weights.get("block_structure"), list):
+            return [int(size) for size in block]
+    return None
+
+
+def put_floats(tensors: Tensors, name: str, packed: Stored) -> None:
+    """Add a weight of 4-bit floats: NVFP4, whose scales are divided by a global one, or MXFP4."""
+    scale, whole = tensors.take(f"{name}.weight_scale"), tensors.take_if_there(f"{name}.weight_global_scale")
+    factor = 1.0 if whole is None else 1.0 / float(load(whole).reshape(-1)[0])
+    put_fours(tensors, f"{name}.weight", packed, scale, factor)
+
+
+def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
+    """Add a weight of packed integers. Raises ModelError for parts that do not fit."""
+    shape = tensors.take(f"{name}.weight_shape")
+    rows, columns = (int(size) for size in load(shape).reshape(-1))
+    bits = bits_of(packed, rows, columns)
+    scales, middle = load(tensors.take(f"{name}.weight_scale")), 1 << bits - 1
+    scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
+    zeros = np.zeros_like(scales)
+    if (zero := tensors.take_if_there(f"{name}.weight_zero_point")) is not None:
+        zeros = load(zero)
+        if zero.dtype == "I32":  # packed along rows
+            zeros = unpack_words(np.ascontiguousarray(zeros.T), bits).T[: len(scales)] - middle
+        zeros = zeros.astype(np.float32).reshape(scales.shape)
+    order = tensors.take_if_there(f"{name}.weight_g_idx")
+    group = groups_of(packed, order, columns, scales.shape[1])
+    if len(scales) not in (1, rows):
+        raise refusal(packed, f"{len(scales)} rows of scales for {rows} rows of weights")
+
+    def read(first: int, last: int) -> np.ndarray:
+        numbers = unpack_words(packed.rows(first, last).view("<i4"), bits)[:, :columns] - middle
+        places = slice(first, last) if len(scales) > 1 else slice(None)
+        return (numbers - zeros[places][:, group]) * scales[places][:, group]
+
+    tensors.put(f"{name}.weight", packed, (rows, columns), read)
+
+
+def bits_of(packed: Stored, rows: int, columns: int) -> int:
+    """Return the bits of a number by the words of a row. Raises ModelError if no number of bits fits."""
+    words = packed.shape[-1]
+    for bits in (4, 8, 2, 3, 5, 6, 7, 1):
+        if packed.shape == (rows, words) and -(-columns // (32 // bits)) == words:
+            return bits
+    raise refusal(packed, f"the shape {list(packed.shape)} does not fit a weight of {[rows, columns]}")
+
+
+def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -> np.ndarray:
+    """Return the group of each column, int [columns]. Raises ModelError if there are others."""
+    if order is None:
+        if columns % groups:
+            raise refusal(packed, f"{groups} groups of {columns} columns")
+        return np.arange(columns) // (columns // groups)
+    found = load(order).reshape(-1).astype(np.int64)
+    if (found < 0).all():  # which says that there is no order
+        return np.arange(columns) // (columns // groups)
+    if len(found) != columns or found.min() < 0 or found.max() >= groups:
+        raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {columns} columns")
+    return found
+
+
+def put_plain_integers(tensors: Tensors, name: str, weight: Stored) -> None:
+    """Add a weight of integers of 8 bits with scales of rows, of groups of columns, or of all."""
+    rows, columns = weight.shape
+    scale = tensors.take(f"{name}.weight_scale")
+    scales = load(scale)
+    scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
+    zero = tensors.take_if_there(f"{name}.weight_zero_point")
+    zeros = np.zeros_like(scales) if zero is None else load(zero).astype(np.float32).reshape(scales.shape)
+    if len(scales) not in (1, rows):
+        raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {list(weight.shape)}")
+    group = groups_of(weight, None, columns, scales.shape[1])
+
+    def read(first: int, last: int) -> np.ndarray:
+        numbers = decode(weight.rows(first, last), "I8").astype(np.float32)
+        places = slice(first, last) if len(scales) > 1 else slice(None)
+        return (numbers - zeros[places][:, group]) * scales[places][:, group]
+
+    tensors.put(f"{name}.weight", weight, (rows, columns), read)

@@ -1,0 +1,89 @@
+"""FP8 weights with scales: of blocks (DeepSeek, Qwen), of rows (FBGEMM), of whole tensors (ModelOpt, static FP8).
+
+weight = number * scale. Sources: the checkpoints' own model code (DeepSeek-V3's weight_dequant), transformers'
+quantizer_finegrained_fp8 and quantizer_fbgemm_fp8, ModelOpt's unified checkpoint format.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.quantized.numbers import E2M1, Tensors, decode, load, refusal, require, unpack_nibbles
+from localllm.convert.weights import Stored
+
+EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
+# Of activations and of the cache: no weights depend on them.
+ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".output_scale", ".input_scale_ub")
+SCALES = ("_scale_inv", "_scale")  # after a weight's name
+
+
+def open_fp8(tensors: Tensors, config: Config) -> Tensors:
+    """Dequantize the tensors that have a scale beside them. Raises ModelError."""
+    tensors.drop(*ACTIVATIONS)
+    block = config.get("weight_block_size") or [128, 128]
+    for name in [name for suffix in SCALES for name in tensors.names(suffix)]:
+        weight = tensors.peek(name)
+        if weight is not None and weight.dtype in EIGHT_BITS:
+            scale = tensors.take_if_there(*(name + suffix for suffix in SCALES))
+            assert scale is not None
+            put_scaled(tensors, tensors.take(name), scale, name, block if isinstance(block, list) else None)
+    for name in tensors.names(".weight_scale_2"):
+        put_nvfp4(tensors, name)
+    return tensors
+
+
+def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block: Sequence[int] | None) -> None:
+    """Add a weight of 8-bit numbers times scales. Raises ModelError for scales that do not fit."""
+    scales = load(scale)
+    scales = scales if scales.ndim >= 2 else scales.reshape(-1, 1) if scales.size > 1 else scales.reshape(1, 1)
+    *stack, rows, columns = weight.shape if len(weight.shape) > 1 else (1, *weight.shape)
+    tall, wide = block_size(weight, scale, scales.shape, (rows, columns), block)
+    scales = np.broadcast_to(scales, (*stack, *scales.shape[-2:])).reshape(-1, *scales.shape[-2:])
+
+    def read(first: int, last: int) -> np.ndarray:
+        numbers = decode(weight.rows(first, last), weight.dtype)
+        matrix, row = np.divmod(np.arange(first, last), rows)
+        of_rows = scales[matrix, row // tall]
+        return numbers * np.repeat(of_rows, wide, axis=1)[:, :columns]
+
+    tensors.put(name, weight, weight.shape, read)
+
+
+def block_size(
+    weight: Stored, scale: Stored, shape: Sequence[int], size: tuple[int, int], block: Sequence[int] | None
+) -> tuple[int, int]:
+    """Return the rows and columns that share a scale. Raises ModelError if scales do not fit the weight."""
+    (rows, columns), (down, across) = size, shape[-2:]
+    tried = [(int(block[0]), int(block[1]))] if block else []
+    tried += [(tall, wide) for tall in (rows, 1) for wide in (columns, 1)]
+    if across and columns % across == 0:
+        tried += [(tall, columns // across) for tall in (rows, 1)]
+    is_stack = len(shape) < 3 or prod(shape[:-2]) == prod(weight.shape[:-2])
+    for tall, wide in tried:
+        if is_stack and -(-rows // tall) == down and -(-columns // wide) == across:
+            return tall, wide
+    raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {list(weight.shape)}")
+
+
+def put_nvfp4(tensors: Tensors, name: str) -> None:
+    """Add a weight of ModelOpt's NVFP4: numbers of 4 bits, an FP8 scale for 16 of them, and one for all."""
+    weight = require(tensors.take(f"{name}.weight"), ["U8"])
+    scale, second = tensors.take(f"{name}.weight_scale"), load(tensors.take(f"{name}.weight_scale_2"))
+    put_fours(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
+
+
+def put_fours(tensors: Tensors, name: str, weight: Stored, scale: Stored, factor: float) -> None:
+    """Add a weight of floats of 4 bits (E2M1), two in a byte, with scales along rows, times a factor."""
+    *outer, half = weight.shape
+    groups, columns = scale.shape[-1], 2 * half
+    if [*scale.shape[:-1]] != outer or groups == 0 or columns % groups:
+        raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {[*outer, columns]}")
+
+    def read(first: int, last: int) -> np.ndarray:
+        codes = unpack_nibbles(weight.rows(first, last))
+        scales = decode(scale.rows(first, last), "F8_E8M0" if scale.dtype == "U8" else scale.dtype)
+        return E2M1[codes] * np.repeat(scales * np.float32(factor), columns // groups, axis=1)
+
+    tensors.put(name, weight, (*outer, columns), read)

@@ -1,0 +1,165 @@
+"""What quantized checkpoints are made of: tensors by name, numbers of 8 bits, numbers packed in words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.tensors import BYTES, as_float32
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+from localllm.files.gguf.header import printable
+from localllm.frozen import frozen
+
+ReadRows = Callable[[int, int], np.ndarray]  # rows first to last - 1 of all matrices, float32 [rows, columns]
+WORDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
+         "BOOL": "?"}  # fmt: skip
+
+
+@frozen
+class DequantizedTensor:
+    """A tensor of float32 numbers that are computed when they are read; stands in for a stored one."""
+
+    name: str
+    path: Path
+    shape: tuple[int, ...]
+    read: ReadRows
+    dtype: str = "F32"
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Read rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
+        return np.ascontiguousarray(self.read(first, last), np.float32).view(np.uint8)
+
+
+class Tensors:
+    """A checkpoint's tensors by name, from which a method takes what it stores."""
+
+    def __init__(self, stored: Mapping[str, Stored]):
+        self._left = dict[str, Any](stored)
+
+    def all(self) -> dict[str, Any]:
+        return self._left
+
+    def names(self, suffix: str) -> list[str]:
+        """Return the modules that have a tensor with this suffix, without it."""
+        return [name.removesuffix(suffix) for name in self._left if name.endswith(suffix)]
+
+    def take(self, name: str) -> Stored:
+        """Remove a tensor and return it. Raises ModelError if there is none."""
+        if name not in self._left:
+            path = next(iter(self._left.values())).path if self._left else "the checkpoint"
+            raise ModelError(f"{path}: there is no tensor {printable(name)}")
+        return self._left.pop(name)
+
+    def take_if_there(self, *names: str) -> Stored | None:
+        """Remove the first of these tensors and return it, None if there is none."""
+        return next((self._left.pop(name) for name in names if name in self._left), None)
+
+    def peek(self, name: str) -> Stored | None:
+        return self._left.get(name)
+
+    def drop(self, *suffixes: str) -> None:
+        """Leave out tensors that no weights depend on."""
+        for name in [name for name in self._left if name.endswith(suffixes)]:
+            del self._left[name]
+
+    def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
+        """Add a tensor that is computed; like: one that it is made of."""
+        self._left[name] = DequantizedTensor(name, like.path, tuple(shape), read)
+
+
+def refusal(tensor: Stored, problem: str) -> ModelError:
+    return ModelError(f"{tensor.path}: tensor {printable(tensor.name)}: {problem}")
+
+
+def load(tensor: Stored) -> np.ndarray:
+    """Read a whole small tensor: float32 of its shape for numbers, integers as they are. Raises ModelError."""
+    count = int(np.prod(tensor.shape[:-1]))
+    if tensor.dtype not in BYTES:
+        raise refusal(tensor, f"type {printable(tensor.dtype)} is not supported")
+    if not tensor.shape:
+        data = Stored(tensor.name, tensor.path, tensor.dtype, (1,), tensor.start).rows(0, 1)
+        return decode(data, tensor.dtype).reshape(())
+    return decode(tensor.rows(0, count), tensor.dtype).reshape(tensor.shape)
+
+
+def decode(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Decode bytes: float32 for types of numbers with a fraction, integers as they are."""
+    if dtype in FLOATS_OF_8_BITS:
+        return FLOATS_OF_8_BITS[dtype][data]
+    if dtype in ("BF16", "F64", "F32", "F16"):
+        return as_float32(data, dtype)
+    return data.view(WORDS[dtype])
+
+
+def map_words(tensor: Stored) -> np.ndarray:
+    """Map a tensor of integers, of which columns are read: [rows, columns]."""
+    return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
+
+
+def require(tensor: Stored, dtypes: Sequence[str], shape: Sequence[int] | None = None) -> Stored:
+    """Return the tensor. Raises ModelError if its type or shape is another."""
+    if tensor.dtype not in dtypes:
+        raise refusal(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
+    if shape is not None and tensor.shape != tuple(shape):
+        raise refusal(tensor, f"expected the shape {list(shape)}, found {list(tensor.shape)}")
+    return tensor
+
+
+def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
+    """Tabulate floats of a sign, `exponent` and `mantissa` bits: float32 [256].
+
+    is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
+    """
+    code = np.arange(256)
+    sign, power, rest = code >> 7, code >> mantissa & (1 << exponent) - 1, code & (1 << mantissa) - 1
+    size = np.where(
+        power == 0,
+        np.ldexp(rest.astype(np.float64), 1 - bias - mantissa),
+        np.ldexp(rest + 2.0**mantissa, power - bias - mantissa),
+    )
+    if is_ieee:
+        size = np.where(power == (1 << exponent) - 1, np.where(rest == 0, np.inf, np.nan), size)
+    else:
+        size = np.where((code & 0x7F) == 0x7F, np.nan, size)
+    return np.where(sign == 1, -size, size).astype(np.float32)
+
+
+def exponents() -> np.ndarray:
+    """Tabulate powers of two by their exponent of 8 bits (E8M0): float32 [256]."""
+    powers = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
+    powers[255] = np.nan
+    return powers
+
+
+FLOATS_OF_8_BITS = {
+    "F8_E4M3": float8(4, 3, 7, False),
+    "F8_E5M2": float8(5, 2, 15, True),
+    "F8_E8M0": exponents(),
+}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # floats of 4 bits
+
+
+def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """Split 32-bit words into numbers of `bits` bits, the lowest first: int32 [..., words * (32 // bits)]."""
+    shifts = np.arange(32 // bits, dtype=np.uint32) * bits
+    parts = words.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    return parts.reshape(*words.shape[:-1], -1).astype(np.int32)
+
+
+def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
+    """Split a stream of bits in 32-bit words, [rows, words], into numbers of `bits` bits: int32 [rows, numbers].
+
+    Numbers may lie across two words, as three bits do.
+    """
+    bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
+    ones = np.unpackbits(bytes_, axis=1, bitorder="little")
+    ones = ones[:, : ones.shape[1] // bits * bits].reshape(len(words), -1, bits)
+    return (ones.astype(np.int32) << np.arange(bits)).sum(axis=2, dtype=np.int32)
+
+
+def unpack_nibbles(data: np.ndarray, high_first: bool = False) -> np.ndarray:
+    """Split bytes into codes of 4 bits, uint8 [..., 2 * bytes]."""
+    low, high = data & 15, data >> 4
+    return np.stack([high, low] if high_first else [low, high], axis=-1).reshape(*data.shape[:-1], -1)

@@ -1,0 +1,98 @@
+"""AWQ and GPTQ: integers packed in 32-bit words, of matrices that lie transposed, [inputs, outputs].
+
+weight = (number - zero point) * scale, with a scale and a zero point for some inputs. AWQ packs 8 neighbouring outputs
+in a word, in an order of its own; GPTQ packs inputs, and stores zero points less one (its first format). Sources:
+AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; the format is documented in vLLM, too.
+"""
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.quantized.numbers import (
+    Tensors,
+    load,
+    map_words,
+    refusal,
+    require,
+    unpack_stream,
+    unpack_words,
+)
+from localllm.convert.weights import Stored
+
+AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of outputs 0, 1, 2, ...
+
+
+def open_awq(tensors: Tensors, config: Config) -> Tensors:
+    """Dequantize AWQ's weights. Raises ModelError for another packing than that of its kernel "gemm"."""
+    version = str(config.get("version") or "gemm").lower()
+    if version != "gemm" or config.count("bits", 4) != 4:
+        raise config.refusal(f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)")
+    for name in tensors.names(".qweight"):
+        put_awq(tensors, name)
+    return tensors
+
+
+def put_awq(tensors: Tensors, name: str) -> None:
+    """Add a weight of AWQ. Raises ModelError for parts that do not fit."""
+    packed = require(tensors.take(f"{name}.qweight"), ["I32"])
+    scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
+    scales, (inputs, words) = load(scale), packed.shape
+    groups, outputs = scales.shape
+    if outputs != 8 * words or groups == 0 or inputs % groups or zero.shape != (groups, words):
+        raise refusal(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
+    zeros, mapped, size = in_order(load(zero)), map_words(packed), inputs // groups
+
+    def read(first: int, last: int) -> np.ndarray:
+        start, end = first // 8, -(-last // 8)
+        numbers = in_order(np.ascontiguousarray(mapped[:, start:end]))[:, first - 8 * start : last - 8 * start]
+        of_inputs = np.repeat(scales[:, first:last], size, axis=0)
+        return ((numbers - np.repeat(zeros[:, first:last], size, axis=0)) * of_inputs).T
+
+    tensors.put(f"{name}.weight", packed, (outputs, inputs), read)
+
+
+def in_order(words: np.ndarray) -> np.ndarray:
+    """Unpack AWQ's words, [rows, words], to the numbers of outputs: int32 [rows, 8 * words]."""
+    return unpack_words(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
+
+
+def open_gptq(tensors: Tensors, config: Config) -> Tensors:
+    """Dequantize GPTQ's weights, with columns in any order of groups. Raises ModelError."""
+    bits = config.count("bits", 4)
+    if bits not in (2, 3, 4, 8):
+        raise config.refusal(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
+    is_second = str(config.get("checkpoint_format") or "gptq") == "gptq_v2"
+    for name in tensors.names(".qweight"):
+        put_gptq(tensors, name, bits, 0 if is_second else 1)
+    return tensors
+
+
+def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
+    """Add a weight of GPTQ; added: to stored zero points. Raises ModelError for parts that do not fit."""
+    packed = require(tensors.take(f"{name}.qweight"), ["I32"])
+    scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
+    order = tensors.take_if_there(f"{name}.g_idx")
+    scales, inputs = load(scale), packed.shape[0] * 32 // bits
+    groups, outputs = scales.shape
+    if packed.shape[1] != outputs or groups == 0 or zero.shape != (groups, -(-outputs * bits // 32)):
+        raise refusal(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
+    zeros = unpack_stream(load(zero), bits)[:, :outputs] + added
+    group, mapped = group_of_inputs(packed, order, inputs, groups), map_words(packed)
+
+    def read(first: int, last: int) -> np.ndarray:
+        numbers = unpack_stream(np.ascontiguousarray(mapped[:, first:last].T), bits)[:, :inputs]
+        return (numbers - zeros[group, first:last].T) * scales[group, first:last].T
+
+    tensors.put(f"{name}.weight", packed, (outputs, inputs), read)
+
+
+def group_of_inputs(packed: Stored, order: Stored | None, inputs: int, groups: int) -> np.ndarray:
+    """Return the group of each input, int [inputs]. Raises ModelError for other groups."""
+    if order is None:
+        if inputs % groups:
+            raise refusal(packed, f"{groups} groups of {inputs} inputs")
+        return np.arange(inputs) // (inputs // groups)
+    found = load(order).reshape(-1).astype(np.int64)
+    if len(found) != inputs or found.min() < 0 or found.max() >= groups:
+        raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {inputs} inputs")
+    return found
