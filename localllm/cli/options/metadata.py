@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.groups import group
+from localllm.cli.parameters import group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

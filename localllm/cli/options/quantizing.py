@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.groups import group
+from localllm.cli.parameters import group
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.groups import group
 from localllm.cli.options import shared as options
+from localllm.cli.parameters import group
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
