@@ -63,6 +63,9 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         """Parse what was typed; what was not has its value from elsewhere. Raises UsageError."""
         params = self.get_params(ctx)
         typed = read_words(args, params, self.name or "")
+        if isinstance(template := typed.texts.get("template"), str) and not typed.given("help"):
+            args = self.with_template(template, typed, args, params)
+            typed = read_words(args, params, self.name or "")
         if not typed.given("help"):
             if prompt := prompt_as_model(typed, params):
                 typed = read_words([self.configured_model(params, prompt), *args], params, self.name or "")
@@ -76,6 +79,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         if ctx.params.get("escape"):
             unescape(ctx.params)
         return rest
+
+    def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
+        """Return what was typed behind the options of a template, which yield to it. Raises UsageError."""
+        from localllm.services.prompt_templates import load
+
+        has_model = typed.given("model") and not prompt_as_model(typed, params)
+        left_out = {"model"} if has_model else set[str]()
+        left_out |= {other for each in typed.texts for other in conflicting_options(each)}
+        return [*load(name).words({each.replace("_", "-") for each in left_out}), *args]
 
     def configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if there is none."""

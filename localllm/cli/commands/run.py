@@ -15,12 +15,12 @@ from localllm.cli.options.choices import require_plain as require_plain_choices
 from localllm.cli.options.constraint import HideThinking, require_whole
 from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.follow_up import FollowUpGroup
+from localllm.cli.options.follow_up import FollowUpGroup, TemplateGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.infill import InfillGroup
 from localllm.cli.options.infill import encode as encode_infill
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, read_prompt, request
+from localllm.cli.prompt_input import Encoding, Given, Prompt, begin, naming_ways, read_prompt, request
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import stream
@@ -88,6 +88,7 @@ def run(
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
+    named: TemplateGroup,
     follow: FollowUpGroup,
     tools: ToolGroup,
     images: ImageGroup,
@@ -105,6 +106,7 @@ def run(
       cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
       localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
       localllm run --continue -p "And into German?"
+      git diff --staged | localllm run model.gguf --template commit
       localllm run model.gguf -x -p "A script that counts files." > a.sh
       localllm run model.gguf -p "Once upon a time" --raw --stats
       localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
@@ -132,6 +134,8 @@ def run(
         asked_first, file or (), use_stdin, encoding, most_bytes, binary_file,
         prompt_first=prompt_first or raw or infill.is_given, with_names=not (no_names or raw or infill.is_given),
     )  # fmt: skip
+    if named.template is not None:
+        given = with_template(named, given)
     text, longer = given.text, None
     if choices.on_overflow in asking.CUTS:
         from localllm.cli.long_prompt import LongPrompt
@@ -285,6 +289,18 @@ def remember(
         last_answer.keep(model, messages)
     if thread is not None:
         thread.save(model, messages)
+
+
+def with_template(named: TemplateGroup, given: Given) -> Given:
+    """Return the prompt that a template makes: what is asked about, and its text behind that. Raises UsageError."""
+    from localllm.services.prompt_templates import fields_of, load
+
+    assert named.template is not None
+    template, fields = load(named.template), fields_of(named.field or ())
+    if template.has_input:
+        return Given("", template.filled(given.text, fields))
+    material, more = (given.material, given.question) if given.material else (given.question, "")
+    return Given(material, "\n\n".join(filter(None, (template.filled("", fields), more))), given.prompt_first)
 
 
 def require_plain_tools(**given: bool) -> None:

@@ -1,9 +1,10 @@
-"""The options of run for code blocks and for questions that follow an answer."""
+"""The options of run for code blocks, for questions that follow an answer, and for named prompts."""
 
 from typing import Annotated
 
 import typer
 
+from localllm.cli.options.offers import offer_prompts
 from localllm.cli.parameters import TYPED_ONLY, group
 
 
@@ -32,5 +33,26 @@ class FollowUpGroup:
             metavar="NAME",
             help="Ask in this session of `localllm sessions`, or start it; the answer is saved in it.",
         ),
+        TYPED_ONLY,
+    ] = None
+
+
+@group
+class TemplateGroup:
+    """Named prompts."""
+
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            autocompletion=offer_prompts,
+            help="Named prompt, with its options: see `localllm templates`.",
+        ),
+        TYPED_ONLY,
+    ] = None
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME=TEXT", help="Set a field of the template.  [repeatable]"),
         TYPED_ONLY,
     ] = None

@@ -52,6 +52,13 @@ def offer_sessions(incomplete: str) -> list[str]:
     return [*names()]
 
 
+def offer_prompts(incomplete: str) -> list[str]:
+    """Offer the names of templates for run."""
+    from localllm.services.prompt_templates import names
+
+    return names()
+
+
 def offer_formats(incomplete: str) -> list[str]:
     """Offer what quantize can make, once a letter says that it is no file."""
     from localllm.quant.recipes import RECIPES

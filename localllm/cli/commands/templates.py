@@ -1,0 +1,74 @@
+"""localllm templates: named prompts for `run --template`."""
+
+import os
+import shlex
+import subprocess
+from typing import Annotated, Literal
+
+import typer
+
+from localllm.cli.options.offers import offer_prompts
+from localllm.cli.terminal.output import dim, write
+from localllm.errors import LocalllmError, UsageError
+
+NEW = "---\ndescription: {name}\ntemp: 0.2\n---\nWhat to do with the text that is piped or given by -f.\n"
+
+
+def templates(
+    action: Annotated[
+        Literal["list", "show", "edit", "path"] | None,
+        typer.Argument(
+            metavar="[list|show|edit|path]",
+            help="List all, show one, edit one in $EDITOR, or print the path of one or of the folder.  [default: list]",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_prompts, help="Template to show or edit.")
+    ] = None,
+) -> None:
+    """List, show or edit the named prompts of `run --template`.
+
+    A template is a Markdown file in ~/.config/localllm/templates. Lines of options of `run` may stand in front of the
+    prompt, between two lines of three dashes. `edit` makes a new one, or your own version of one that comes with it.
+
+    Examples:
+      localllm templates
+      localllm templates show commit
+      localllm templates edit haiku
+      git diff | localllm run model.gguf --template commit
+    """
+    from localllm.services import prompt_templates as kept
+
+    if action in (None, "list"):
+        found = [kept.load(each) for each in kept.names()]
+        width = max(len(each.name) for each in found)
+        return write("".join(f"{each.name:<{width}}  {each.description}\n" for each in found))
+    if name is None and action == "path":
+        return write(f"{kept.own_folder()}\n")
+    if name is None:
+        raise UsageError(f"NAME is missing: give the template to {action}")
+    if action == "edit":
+        return edit(name)
+    write(f"{kept.path_of(name)}\n" if action == "path" else kept.path_of(name).read_text(encoding="utf-8"))
+
+
+def edit(name: str) -> None:
+    """Open a template in the editor; a new one, or one that comes with it, is copied first. Raises LocalllmError."""
+    from localllm.services import prompt_templates as kept
+
+    if not kept.NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a template: use letters, digits and . _ -")
+    path = kept.own_folder() / f"{name}{kept.ENDING}"
+    text = kept.path_of(name).read_text(encoding="utf-8") if name in kept.names() else NEW.format(name=name)
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
+    if not editor:
+        raise UsageError(f"EDITOR is not set: write the template to {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(text, encoding="utf-8")
+        subprocess.run([*editor, str(path)], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LocalllmError(f"cannot edit {path}: {getattr(error, 'strerror', None) or error}") from None
+    kept.load(name)
+    dim(f"localllm run --template {name}")
