@@ -57,6 +57,8 @@ class EmbeddingRunner:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = trace_model(file, model.forward, weights, self.hyperparameters, self.context)
+        if options.observer:
+            options.observer.require_watchable(recorder.operations, file.path)
         tables = [one.weight.shape[0] for one in recorder.operations if isinstance(one, EmbedKinds)]
         self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
@@ -95,6 +97,7 @@ class EmbeddingRunner:
         pages = -(-tokens // PAGE) + MOST_TEXTS
         cache, header = RunCache(states, pages, options.kv_cache_type, operations), Header(tokens)
         places = StepPlaces(cache, None, header)
+        operations = options.observer.watch(operations) if options.observer else operations
         program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
         self._close, self.prepare_all = program.close, program.prepare_all
         self.warning = self.warning or program.warning
@@ -154,7 +157,7 @@ def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, con
     """Build the NumPy runner."""
     from localllm.engine.reference import ReferenceBackend  # rarely needed
 
-    backend = ReferenceBackend(forward, options.kv_cache_type, context, None)
+    backend = ReferenceBackend(forward, options.kv_cache_type, context, options.observer)
 
     def span(text: TextSpan) -> Span:
         return Span(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))

@@ -15,21 +15,75 @@ from typing import Self
 
 import numpy as np
 
-from localllm.api import open_model
+from localllm.api import open_with_options
+from localllm.arch import architecture
+from localllm.engine.embedding_runner import EmbeddingRunner
+from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
 from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
+from localllm.services.bench_texts import makes_no_text
 from localllm.services.chunks import split_chunks, with_bos
+from localllm.text.tokenizer import Tokenizer
 
 SAVE_EVERY = 10  # seconds
+SIZE = 512  # tokens of a chunk
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
     """Merge several files. Raises ModelError, UsageError if they do not fit together."""
     return reduce(ImportanceMatrix.plus, map(read_imatrix, paths))
+
+
+def default_size(path: str | os.PathLike[str]) -> int:
+    """Return the usual tokens of a chunk: 512, or what an embedding model can read at most. Raises ModelError."""
+    if not makes_no_text(str(path)):
+        return SIZE
+    return min(SIZE, architecture(GGUFFile.open(path))[1].context)
+
+
+class DecoderReader:
+    """A model that generates text, and reads chunks."""
+
+    def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
+        """Open the model. Raises as api.open_model does."""
+        self._model = open_with_options(path, options)
+        self.path, self.files, self.warnings = self._model.path, self._model.files, self._model.warnings
+        self.tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
+        self.tensors = [*self._model.file.tensors.values()]
+
+    def read(self, ids: Sequence[int], makes_logits: bool) -> None:
+        """Read a chunk; makes_logits: for all of its tokens."""
+        self._sequence.truncate(0)
+        self._sequence.append(ids, "all" if makes_logits else "none")
+
+    def close(self) -> None:
+        self._model.close()
+
+
+class EncoderReader:
+    """A model that makes vectors of texts or scores, and reads chunks."""
+
+    def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
+        """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
+        file = GGUFFile.open(path)
+        context = architecture(file)[1].context
+        if options.context is not None and options.context > context:
+            raise UsageError(f"context should be {context} or below for this model, not {options.context}")
+        self.path, self.files, self.tensors = file.path, list(file.parts), [*file.tensors.values()]
+        self.tokenizer, self._runner = Tokenizer.from_metadata(file.metadata), EmbeddingRunner(file, "mean", options)
+        self.warnings = [warning for warning in (*self.tokenizer.warnings, self._runner.warning) if warning]
+
+    def read(self, ids: Sequence[int], makes_logits: bool) -> None:
+        """Read a chunk."""
+        self._runner.read([ids])
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 class Collector:
@@ -62,16 +116,14 @@ class Collector:
             resolve_target(target, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
         self._observer = Observer()
-        self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
+        options = EngineOptions(threads, size, "f16", "cpu", "auto", progress, None, self._observer)
+        self._model = EncoderReader(path, options) if makes_no_text(str(path)) else DecoderReader(path, options)
         resolve_target(out, tuple(self._model.files))
-        self.path, self.warnings = self._model.path, self._model.warnings
-        self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
+        self.path, self.warnings, self._tokenizer = self._model.path, self._model.warnings, self._model.tokenizer
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
         self._chunks, self._output = split_chunks(tokens, size, most), output
         key = hashlib.sha256(self._chunks.tobytes())
-        key.update(
-            repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.file.tensors.values()])).encode()
-        )
+        key.update(repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.tensors])).encode())
         self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
         self._resume()
 
@@ -110,8 +162,7 @@ class Collector:
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
         """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
         self._observer.take()  # discard the sums of an interrupted chunk
-        self._sequence.truncate(0)
-        self._sequence.append(with_bos(chunk, self._tokenizer), "all" if self._output else "none")
+        self._model.read(with_bos(chunk, self._tokenizer), self._output)
         squares = self._observer.take()
         for name, sums in squares.items():
             if not np.isfinite(sums).all():

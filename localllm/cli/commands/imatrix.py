@@ -52,8 +52,9 @@ def imatrix(
     """Make an importance matrix for `quantize`, as llama-imatrix does.
 
     `imatrix` runs MODEL on the TEXT files and writes the mean squared activations of each matrix to FILE, in
-    llama.cpp's GGUF layout. `quantize --imatrix FILE` then encodes columns with larger activations more precisely. To
-    resume an interrupted command, run it again. With --in-file and no MODEL, importance matrices are merged.
+    llama.cpp's GGUF layout; embedding models and rerankers are read, too. `quantize --imatrix FILE` then encodes
+    columns with larger activations more precisely. To resume an interrupted command, run it again. With --in-file and
+    no MODEL, importance matrices are merged.
 
     Examples:
       localllm imatrix big.gguf texts.txt -o big.imatrix
@@ -79,8 +80,9 @@ def imatrix(
         write_imatrix(output, merged)
         return
     line = ProgressLine()
-    size = 512 if context is None else context
-    choices, path = (size, chunks, parse_special, process_output, threads), located(model)
+    path = located(model)
+    size = service.default_size(path) if context is None else context
+    choices = (size, chunks, parse_special, process_output, threads)
     with service.Collector(path, tuple(texts or ()), output, *choices, progress=opening.compiling(line)) as collector:
         line.clear()
         end_on_bus_error(path)

@@ -1,5 +1,6 @@
 """localllm imatrix: what is summed up, against the reference; files, merging, going on after an interruption."""
 
+import json
 import re
 import struct
 import sys
@@ -10,12 +11,18 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
+from checkpoint import spelled_out, write_family
 from engines import open_engine
+from invoked import invoke
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
+from project import GOLDENS
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
+from localllm.arch import architecture
 from localllm.cli import main
 from localllm.cli.commands import imatrix as command
+from localllm.engine.embedding_runner import EmbeddingRunner
+from localllm.engine.options import EngineOptions
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace import imatrix_collector as observe
 from localllm.errors import LocalllmError, ModelError, UsageError
@@ -31,7 +38,7 @@ from localllm.files.imatrix_file import (
 from localllm.files.text_file import read_text
 from localllm.quantizing import imatrix
 from localllm.quantizing.imatrix import Collector, merge
-from localllm.services.chunks import split_chunks
+from localllm.services.chunks import split_chunks, with_bos
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
@@ -524,3 +531,40 @@ def test_a_disk_that_refuses(monkeypatch, tmp_path):
 def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
     assert positive_integer({"imatrix.chunk_size": said}, "imatrix.chunk_size", 512) == read
     assert positive_integer({}, "imatrix.chunk_size", 512) == 512
+
+
+# ---- models that make vectors
+
+
+@pytest.fixture(scope="module", params=["gemma-embedding", "bert", "bert-rank", "jina-bert"])
+def encoder(request, tmp_path_factory) -> Path:
+    """A tiny model that makes vectors, or scores."""
+    folder = tmp_path_factory.mktemp("encoder")
+    facts = json.loads((GOLDENS / "checkpoints.json").read_text())[request.param]
+    write_family(folder / "model", facts["config"], spelled_out(facts["shapes"]))
+    invoke("quantize", folder / "model", folder / "model.gguf", "F32")
+    return folder / "model.gguf"
+
+
+def test_encoders(encoder: Path, cli, tmp_path, text):
+    """Each matrix of the layers has the sums that NumPy comes to; quantize takes them for all formats."""
+    out = tmp_path / "out.gguf"
+    code, _, err = cli(encoder, text, "-o", out, "-c", 24, "--chunks", 4)
+    assert code == 0, err
+    found, file = read_imatrix(out), GGUFFile.open(encoder)
+    tokenizer = Tokenizer.from_metadata(file.metadata)
+    observer = observe.ImatrixCollector()
+    runner = EmbeddingRunner(file, "mean", EngineOptions(context=24, backend="reference", observer=observer))
+    for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
+        runner.read([with_bos(chunk, tokenizer)])
+    expected = {name: sums for name, sums in observer.take().items() if name.startswith("blk.")}
+    assert found.squares.keys() == expected.keys() and len(expected) >= 8 and found.chunks == 4
+    for name, sums in expected.items():
+        np.testing.assert_allclose(found.squares[name].sums[0], sums, rtol=2e-3, atol=1e-3 * sums.max())
+    assert {job for job in expected if "attn_q" in job or "attn_qkv" in job}
+
+
+def test_an_encoders_context(encoder: Path, cli, tmp_path, text):
+    code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
+    assert code == 2 and re.search(r"should be \d+ or below for this model", err)
+    assert imatrix.default_size(encoder) == min(512, architecture(GGUFFile.open(encoder))[1].context)
