@@ -129,6 +129,21 @@ def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int,
     return [(int(number), float(cosines[number])) for number in order]
 
 
+def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
+    """Return groups of vectors, each of which has at least this cosine with another one of its group.
+
+    vectors: float32 [texts, width], of length 1. Groups of one are left out; the largest comes first.
+    """
+    owner = np.arange(len(vectors))
+    for number in range(1, len(vectors)):
+        near = np.flatnonzero(vectors[:number] @ vectors[number] >= threshold - 1e-6)
+        if len(near):
+            joined = np.unique(owner[near])
+            owner[np.isin(owner, joined)] = owner[number] = joined[0]
+    found = [np.flatnonzero(owner == each).tolist() for each in np.unique(owner)]
+    return sorted((group for group in found if len(group) > 1), key=lambda group: (-len(group), group))
+
+
 class VectorCache:
     """Embeddings computed before, in the user's cache folder, by the texts' content.
 

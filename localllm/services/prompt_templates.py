@@ -16,7 +16,6 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
-import localllm
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.services.records import BRACES
@@ -64,7 +63,7 @@ class PromptTemplate:
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
         return str(beside) if takes_file and _is_file(beside) else value
 
-    def filled(self, input: str, fields: Mapping[str, str]) -> str:
+    def fill(self, input: str, fields: Mapping[str, str]) -> str:
         """Return the prompt with its fields. Raises UsageError for one without a value."""
 
         def value(found: re.Match[str]) -> str:
@@ -104,7 +103,7 @@ def own_folder() -> Path:
 
 
 def builtin_folder() -> Path:
-    return Path(localllm.__file__).parent / "data" / "templates"
+    return Path(__file__).parent.parent / "data" / "templates"
 
 
 def names() -> list[str]:

@@ -89,6 +89,14 @@ def embed(
     near: Annotated[
         str | None, typer.Option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead of vectors.")
     ] = None,
+    duplicates: Annotated[
+        float | None,
+        typer.Option(
+            "--duplicates",
+            metavar="N",
+            help="Print groups of texts with at least this cosine similarity, up to 1, instead of vectors.",
+        ),
+    ] = None,
     top: Annotated[int, options.number("--top", help="Number of texts that --near prints.  [default: 5]")] = 5,
     images: Annotated[
         list[str] | None,
@@ -122,6 +130,10 @@ def embed(
     from localllm.generation.embedding.embedder import EmbedOptions
     from localllm.services.embed import EmbedJob, is_image
 
+    if duplicates is not None and not 0 < duplicates <= 1:
+        raise UsageError(f"duplicates should be above 0 and up to 1, not {duplicates:g}")
+    if duplicates is not None and (output is not None or format is not None or near is not None or raw):
+        raise UsageError("--duplicates prints texts, not vectors: leave out -o, --format, --near and --no-normalize")
     if near is not None and (output is not None or format is not None):
         raise UsageError("--near prints texts, not vectors: leave out -o and --format")
     given = input or []
@@ -137,6 +149,9 @@ def embed(
     start = perf_counter()
     if near is not None:
         show_nearest(job, near, top, texts(records, field, files is not None), files is not None, stats, line)
+        return
+    if duplicates is not None:
+        show_duplicates(job, duplicates, texts(records, field, files is not None), line)
         return
     failed, embedder = vectors(job, records, field, output, kind_of(format, output), files is not None, line)
     if stats:
@@ -297,6 +312,24 @@ def show_nearest(
         if stats:
             say(f"{cache.found} of {len(given)} vectors were in the cache")
             tell(made, perf_counter() - start)
+
+
+def show_duplicates(
+    job: "EmbedJob", threshold: float, given: "list[tuple[str, str | ShownImage]]", line: ProgressLine
+) -> None:
+    """Print groups of texts that are nearly the same, the largest first, each text after its cosine with the first."""
+    from localllm.services.embed import embedder, groups_of
+
+    with opened(embedder(job), line) as made:
+        rows = made.embed([one for _, one in given], job.options, lambda done: line.show(f"{done} texts read"))
+    line.clear()
+    groups = groups_of(rows, threshold)
+    for group in groups:
+        cosines = rows[group] @ rows[group[0]]
+        lines = [
+            f"{cosine:.4f}\t{' '.join(given[each][0].split())}\n" for each, cosine in zip(group, cosines, strict=True)
+        ]
+        write("".join(lines) + ("\n" if group is not groups[-1] else ""))
 
 
 def too_long(made: Any, given: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:

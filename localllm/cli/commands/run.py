@@ -298,9 +298,9 @@ def with_template(named: TemplateGroup, given: Given) -> Given:
     assert named.template is not None
     template, fields = load(named.template), fields_of(named.field or ())
     if template.has_input:
-        return Given("", template.filled(given.text, fields))
+        return Given("", template.fill(given.text, fields))
     material, more = (given.material, given.question) if given.material else (given.question, "")
-    return Given(material, "\n\n".join(filter(None, (template.filled("", fields), more))), given.prompt_first)
+    return Given(material, "\n\n".join(filter(None, (template.fill("", fields), more))), given.prompt_first)
 
 
 def require_plain_tools(**given: bool) -> None:

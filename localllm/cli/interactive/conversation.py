@@ -29,9 +29,12 @@ class TerminalConversation:
         model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
         markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
         file: the session's, None for a conversation that nobody keeps.
+        folder: whose passages go with every question, None for none.
         texts: of files that go with the next question.  images: that do, paths.
         branches: conversations that were left, by their names; None if a session has it.  name: of this one.
     """
+
+    options: "GenerationOptions"
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class TerminalConversation:
         self.lines: list[Line] = []
         self.texts: list[str] = []
         self.images: list[str] = []
+        self.folder: str | None = None
         self.branches: dict[str, list[Line] | None] = {}
         self.name = "main"
 
@@ -55,7 +59,12 @@ class TerminalConversation:
 
     def ask(self, question: str) -> None:
         """Ask a question, with the texts and images that were read for it, and show the answer."""
-        text, images = "\n\n".join(part for part in (question, *self.texts) if part), self.images
+        found = ""
+        if self.folder is not None and question:
+            from localllm.services.search.answers import passages_for
+
+            found = passages_for(self.folder, question)
+        text, images = "\n\n".join(part for part in (found, question, *self.texts) if part), self.images
         if self._answer(lambda options: self._asked(text, images, options), self.options, question=(text, images)):
             self.texts, self.images = [], []
 

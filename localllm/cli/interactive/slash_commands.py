@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.argv import did_you_mean
 from localllm.cli.interactive.settings import changed, names, told
+from localllm.cli.interactive.taking_out import copy, files, write
 from localllm.cli.terminal.output import dim, dim_text, say
 from localllm.cli.terminal.render import fact_lines, file_stem
 from localllm.cli.terminal.session_list import session_lines
@@ -274,6 +275,12 @@ COMMANDS = {
     "/edit": ChatCommand("", "change the last question and ask it instead", edit),
     "/continue": ChatCommand("", "go on with the last answer", resume),
     "/read": ChatCommand("FILE", "send a file's text with the next question", read, None),
+    "/files": ChatCommand("FOLDER", "send the passages of its files that fit each question; alone: no more", files,
+                      None),
+    "/copy": ChatCommand("code", "copy the last answer, or its last code block, to the clipboard", copy,
+                     lambda conversation: ("code",)),
+    "/write": ChatCommand("FILE", "write the last answer to a new file; /write code FILE: its last code block", write,
+                      None),
     "/image": ChatCommand("FILE", "show an image with the next question", image, None),
     "/save": ChatCommand("NAME", "make this a session, which is written after every answer", save),
     "/load": ChatCommand("NAME", "go on with a session", load, lambda conversation: sessions.names()),

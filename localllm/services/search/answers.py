@@ -14,6 +14,7 @@ INSTRUCTION = (
     "Answer the question from these passages alone, and put the numbers of those that you use behind what they say, "
     "as [1]. If they do not answer it, say so.\n\nQuestion: {question}"
 )
+PASSAGES = 4  # that go with a question of a chat
 ANSWER = 4  # the part of the context, as 1/ANSWER, that stays free for the answer
 
 
@@ -41,3 +42,14 @@ def cited(answer: str, passages: Sequence[Passage]) -> list[str]:
     numbers = {int(each) for group in re.findall(r"\[([\d,; ]+)\]", answer) for each in re.findall(r"\d+", group)}
     chosen = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
     return [f"[{number}] {passages[number - 1].place}" for number in chosen]
+
+
+def passages_for(folder: str, question: str) -> str:
+    """Return the passages of a folder that fit a question, each below its place, "" if none does."""
+    from localllm.engine.options import EngineOptions
+    from localllm.services.search.files import Filter
+    from localllm.services.search.ranking import Models, Search
+
+    with Search([folder], Filter(), Models(EngineOptions())) as search:
+        hits = search.find(question, PASSAGES)
+    return "\n\n".join(f"==> {hit.passage.place} <==\n{hit.passage.text}" for hit in hits)

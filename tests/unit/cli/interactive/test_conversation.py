@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.interactive import conversation
+from localllm.cli.interactive import conversation, taking_out
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.interactive.conversation import TerminalConversation, statistics
 from localllm.cli.interactive.slash_commands import ExitChat, Tools, execute, offered
@@ -228,6 +228,59 @@ def test_files_go_with_the_next_question(talk: TerminalConversation, say: Say, t
     assert talk.texts == ["one two three"]  # it waits for an answer
     say("Hi", Answer("x"))
     assert texts(talk) == ["Hi\n\none two three", "x"] and talk.texts == []
+
+
+def refused(say: Say, text: str) -> str:
+    """Why a command is refused."""
+    with pytest.raises(UsageError) as error:
+        say(text)
+    return str(error.value)
+
+
+def test_passages_of_a_folder_go_with_questions(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "f.md").write_text("# Boats\n\nThe ferry leaves at nine.\n\n# Trains\n\nAt ten.\n")
+    assert "no such file or folder" in refused(say, "/files none")
+    assert "go with every question" in say(f"/files {tmp_path / 'notes'}")
+    say("when does the ferry leave?", Answer("At nine."))
+    place = f"==> {tmp_path / 'notes' / 'f.md'}:1 <=="
+    assert texts(talk)[0] == f"{place}\n# Boats\n\nThe ferry leaves at nine.\n\nwhen does the ferry leave?"
+    assert "no files go with questions" in say("/files")
+    say("and trains?", Answer("x"))
+    assert texts(talk)[2] == "and trains?"
+
+
+def test_an_answer_is_written(talk: TerminalConversation, say: Say, tmp_path: Path):
+    assert "there is no answer yet" in refused(say, "/write x")
+    say("Hi", Answer("So:\n```sh\nls\n```\n"))
+    say(f"/write {tmp_path / 'all.md'}")
+    say(f"/write code {tmp_path / 'a.sh'}")
+    assert (tmp_path / "all.md").read_text() == "So:\n```sh\nls\n```\n" and (tmp_path / "a.sh").read_text() == "ls\n"
+    assert "exists already; give another name" in refused(say, f"/write {tmp_path / 'a.sh'}")
+    assert "/write FILE, or /write code FILE" in refused(say, "/write")
+    say("Hi", Answer("none"))
+    assert "the last answer has no code block" in refused(say, f"/write code {tmp_path / 'b.sh'}")
+
+
+def test_an_answer_is_copied(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
+    program = tmp_path / "bin" / "xclip"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path / 'clipboard'}\n")
+    program.chmod(0o755)
+    say("Hi", Answer("So:\n```sh\nls\n```\n"))
+    monkeypatch.setenv("PATH", str(program.parent) + os.pathsep + "/bin")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert "copied 2 characters" in say("/copy code")
+    assert (tmp_path / "clipboard").read_text() == "ls"
+    say("/copy")
+    assert (tmp_path / "clipboard").read_text().startswith("So:")
+    monkeypatch.delenv("DISPLAY")
+    assert "there is no clipboard here" in refused(say, "/copy")
+    assert "/copy copies the last answer" in refused(say, "/copy all")
+    monkeypatch.setattr(taking_out, "is_terminal", lambda stream: True)
+    assert "\x1b]52;c;bHM=\x07" in say("/copy code")  # ls in base64
 
 
 @pytest.mark.parametrize(("words", "system", "before", "fits"), [

@@ -516,3 +516,20 @@ def test_quantized_models_give_a_text_the_same_vector_alone_and_among_others(tmp
         for number, text in enumerate(texts):
             for place in range(number, len(together), len(texts)):
                 np.testing.assert_allclose(together[place], opened.embed(text), atol=1e-5)
+
+
+def test_groups_are_of_texts_that_are_nearly_the_same():
+    angles = np.radians([0, 3, 90, 6, 92, 200, 9])
+    vectors = np.stack((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32)
+    groups = embed_service.groups_of(vectors, float(np.cos(np.radians(3.1))))
+    assert groups == [[0, 1, 3, 6], [2, 4]] and embed_service.groups_of(vectors[:0], 0.5) == []
+
+
+def test_duplicates_on_the_command_line(made, cli):
+    lines = f"{WORDS[0]}\n{WORDS[1]} {WORDS[2]}\n{WORDS[0]}\n".encode()
+    code, out, _ = cli("embed", made, "--duplicates", 0.9999, stdin=lines)
+    assert (code, out) == (0, f"1.0000\t{WORDS[0]}\n1.0000\t{WORDS[0]}\n")
+    code, _, err = cli("embed", made, "--duplicates", 2, stdin=lines)
+    assert code == 2 and "--duplicates should be above 0 and up to 1, not 2" in err
+    code, _, err = cli("embed", made, "--duplicates", 0.9, "--near", "x", stdin=lines)
+    assert code == 2 and "--duplicates prints texts, not vectors" in err
