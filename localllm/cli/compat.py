@@ -250,6 +250,7 @@ MEANT = {
     "imatrix": "llama-imatrix importance",
     "split": "gguf-split llama-gguf-split shard",
     "merge": "join concat",
+    "verify": "check validate checksum gguf-hash",
     "edit": "set-metadata gguf-set-metadata gguf-new-metadata",
     "config": "settings configure options set env",
     "sessions": "history conversations",

@@ -1,0 +1,114 @@
+"""localllm verify: whether a model file is what it should be."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.options.offers import offer_models
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.cli.terminal.render import columns, count, one_line
+from localllm.errors import ModelError
+
+if TYPE_CHECKING:
+    from localllm.quantizing.verify import Verification
+
+
+def verify(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="SOURCE", help="GGUF file or checkpoint's folder that it was made of: compare with it."
+        ),
+    ] = None,
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Verify a model file: every weight, scales, checksums, and the error against its source.
+
+    All tensors are read: weights that are not finite end with exit code 3, what is odd is a warning of one sentence.
+    With --against, the relative error of each tensor is measured, and the table shows its median and its worst by
+    format.
+
+    Examples:
+      localllm verify model-Q4_K_M.gguf
+      localllm verify model-Q4_K_M.gguf --against model-F16.gguf
+      localllm verify model-Q8_0.gguf --against checkpoint/ --json
+    """
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.quantizing import verify as service
+    from localllm.quantizing.quantize import open_source
+    from localllm.system.cpu import usable_cores
+
+    path, line = located(model), ProgressLine()
+    source = open_source(against) if against is not None else None
+    end_on_bus_error(path)
+    try:
+        found = service.verify(
+            path,
+            source,
+            threads or usable_cores(),
+            lambda done, of, name: line.show(f"verifying: {100 * done // of} %, {one_line(name)}"),
+            opening.compiling(line),
+        )
+    finally:
+        line.clear()
+    for sentence in found.odd:
+        say(f"localllm: warning: {sentence}")
+    write(as_facts(found) if as_json else as_text(found))
+    if found.problems:
+        raise ModelError(f"{path}: {found.problems[0].removeprefix(f'{path}: ')}{more(found.problems)}")
+
+
+def more(lines: "list[str] | tuple[str, ...]") -> str:
+    return f" (and {len(lines) - 1} more problems)" if len(lines) > 1 else ""
+
+
+def as_text(found: "Verification") -> str:
+    """Format a table by format, and the checksums as sha256sum does."""
+    rows = found.by_format()
+    has_errors = any("error" in row for row in rows)
+    header = ("format", "tensors", "weights", *(("error", "worst", "of") if has_errors else ()))
+    cells = [
+        (
+            row["format"],
+            str(row["tensors"]),
+            count(row["weights"]),
+            *((f"{row['error']:.2g}", f"{row['worst']:.2g}", one_line(row["worst_tensor"])) if "error" in row else ()),
+            *(("", "", "") if has_errors and "error" not in row else ()),
+        )
+        for row in rows
+    ]
+    lines = columns(header, cells, "<>>>><"[: len(header)])
+    sums = [f"{file['sha256']}  {one_line(file['path'])}" for file in found.files]
+    return "\n".join([*lines, "", *sums]) + "\n"
+
+
+def as_facts(found: "Verification") -> str:
+    """Format everything as JSON."""
+    tensors = [
+        {
+            "name": one.name,
+            "format": one.format,
+            "shape": list(one.shape),
+            "problem": one.problem,
+            "error": one.error,
+            "largest": one.largest,
+        }
+        for one in found.tensors
+    ]
+    facts = {
+        "valid": not found.problems,
+        "problems": list(found.problems),
+        "odd": list(found.odd),
+        "formats": found.by_format(),
+        "files": list(found.files),
+        "tensors": tensors,
+    }
+    return json.dumps(facts, ensure_ascii=False) + "\n"

@@ -1,0 +1,229 @@
+"""Verify a model file: every weight finite, scales sane, checksums, and the error by format against its source."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import LocalllmError, ModelError
+from localllm.files.gguf.file import GUESSED, GGUFFile
+from localllm.files.gguf.header import printable
+from localllm.files.gguf.tensor_source import GGUFTensor, Source, SourceTensor, row_count
+from localllm.frozen import frozen
+from localllm.kernels.build.library import Progress
+from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.recipes import find_recipe
+from localllm.services.quantization_info import SCALED
+from localllm.services.validate import check_validity
+
+CHUNK = 1 << 20  # weights that are looked at together
+GROUP = 32  # weights whose mean square is compared with others'
+FAR = 1e4  # times the median of a tensor's groups: a scale that is no weight's
+LARGE = 1e5  # a weight that no model has
+WORSE = 4.0  # times the median error of a format: a tensor that went wrong
+# Relative errors beyond which a format was badly encoded: three times those of normally distributed weights.
+LIMITS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q6_K": 0.06, "Q5_K": 0.12, "Q5_1": 0.12, "Q5_0": 0.15,
+          "Q4_K": 0.25, "Q4_1": 0.25, "Q4_0": 0.3, "IQ4_NL": 0.25, "IQ4_XS": 0.25}  # fmt: skip
+
+OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
+
+
+@frozen
+class TensorReport:
+    """What was found in a tensor.
+
+    Attributes:
+        problem: why it is broken, None if it is not.  error: root of the squared error by that of the source's weights,
+            None without a source.  largest: of the weights' sizes.  spread: the largest group's mean by the median.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    problem: str | None = None
+    error: float | None = None
+    largest: float = 0.0
+    spread: float = 1.0
+    is_zero: bool = False
+
+
+@frozen
+class Verification:
+    """What was found in a file: broken things, odd ones, each in a sentence."""
+
+    files: Sequence[dict[str, Any]]  # path, size, sha256
+    tensors: Sequence[TensorReport]
+    problems: Sequence[str] = field(default_factory=list)
+    odd: Sequence[str] = field(default_factory=list)
+
+    def by_format(self) -> list[dict[str, Any]]:
+        """Summarize tensors by format: how many, weights, and errors where there is a source."""
+        rows = []
+        for name in sorted({tensor.format for tensor in self.tensors}):
+            mine = [tensor for tensor in self.tensors if tensor.format == name]
+            compared = [tensor for tensor in mine if tensor.error is not None]
+            errors = [tensor.error for tensor in compared]
+            row: dict[str, Any] = {"format": name, "tensors": len(mine), "weights": sum(prod(t.shape) for t in mine)}
+            if errors:
+                worst = max(compared, key=lambda tensor: tensor.error or 0.0)
+                row |= {
+                    "error": float(np.median(np.array(errors, float))),
+                    "worst": worst.error,
+                    "worst_tensor": worst.name,
+                }
+            rows.append(row)
+        return rows
+
+
+def verify(
+    path: str, against: Source | None, threads: int, on_tensor: OnTensor, compiling: Progress | None = None
+) -> Verification:
+    """Read a whole file, and compare it with its source if there is one. Raises ModelError for what is no GGUF file."""
+    file = GGUFFile.open(path)
+    odd, validity = list(file.oddities.lines()), check_validity(file)
+    problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
+    theirs = {tensor.name: tensor for tensor in against.tensors} if against else {}
+    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
+    formats = {each.format for each in (*tensors, *theirs.values()) if can_widen(each.format)}
+    widener = Widener(formats, compiling)
+    reports = list[TensorReport]()
+    for number, tensor in enumerate(tensors):
+        reports.append(report_of(tensor, theirs.get(tensor.name), widener, threads))
+        on_tensor(number + 1, len(tensors), tensor.name)
+    problems += [f"tensor {printable(one.name)}: {one.problem}" for one in reports if one.problem]
+    odd += oddities(reports, file) + (differences(file, theirs) if against else [])
+    return Verification([checksum(part) for part in file.parts], reports, problems, odd)
+
+
+def report_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, threads: int) -> TensorReport:
+    """Read a tensor, and the source's if there is one."""
+    name, format, shape = tensor.name, tensor.format.name, tensor.shape
+    if not can_widen(tensor.format):
+        return TensorReport(name, format, shape)
+    if theirs is not None and (theirs.shape != shape or not can_widen(theirs.format)):
+        if theirs.shape != shape:
+            return TensorReport(name, format, shape, f"the shape {list(shape)}; the source has {list(theirs.shape)}")
+        theirs = None
+    rows, step = row_count(shape), max(1, CHUNK // shape[-1])
+    ranges = [(first, min(first + step, rows)) for first in range(0, rows, step)]
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            parts = list(pool.map(lambda place: part_of(tensor, theirs, widener, *place), ranges))
+    except ModelError as error:
+        return TensorReport(name, format, shape, str(error).partition(": ")[2] or str(error))
+    groups = np.concatenate([part.groups for part in parts])
+    lost, whole = sum(part.lost for part in parts), sum(part.whole for part in parts)
+    error = None if theirs is None else float(np.sqrt(lost / whole)) if whole else float(lost > 0)
+    median = float(np.median(groups[groups > 0])) if (groups > 0).any() else 0.0
+    spread = float(np.sqrt(groups.max() / median)) if median else 1.0
+    largest = max(part.largest for part in parts)
+    return TensorReport(name, format, shape, None, error, largest, spread, largest == 0)
+
+
+@frozen
+class Part:
+    """Sums over some rows: squared errors and weights of the source, mean squares of groups, the largest size."""
+
+    lost: float
+    whole: float
+    groups: np.ndarray
+    largest: float
+
+
+def part_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, first: int, last: int) -> Part:
+    """Read rows of a tensor. Raises ModelError for a weight that is not finite."""
+    columns = tensor.shape[-1]
+    weights = widener.widen(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
+    tensor.release_rows(first, last)
+    if not np.isfinite(weights).all():
+        row, column = np.argwhere(~np.isfinite(weights))[0]
+        raise ModelError(f"{tensor.name}: the weight in row {first + row}, column {column} is {weights[row, column]}")
+    squares = weights**2
+    each = GROUP if columns % GROUP == 0 else columns
+    groups, lost, whole = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
+    if theirs is not None:
+        source = widener.widen(theirs.format, theirs.rows(first, last), columns).astype(np.float64)
+        theirs.release_rows(first, last)
+        lost, whole = float(((weights - source) ** 2).sum()), float((source**2).sum())
+    return Part(lost, whole, groups, float(np.abs(weights).max()))
+
+
+def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
+    """Describe what is odd in tensors that can be read."""
+    lines = []
+    for one in reports:
+        name, is_matrix = printable(one.name), len(one.shape) > 1
+        if one.is_zero and is_matrix:
+            lines.append(f"tensor {name}: all {prod(one.shape)} weights are zero")
+        if one.largest > LARGE:
+            lines.append(f"tensor {name}: a weight of {one.largest:.3g}")
+        if is_matrix and one.spread > FAR:
+            lines.append(
+                f"tensor {name}: {GROUP} weights are {one.spread:.3g} times as large as others: a broken scale?"
+            )
+    lines += bad_errors(reports)
+    if (line := odd_type(file)) is not None:
+        lines.append(line)
+    return lines
+
+
+def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
+    """Describe tensors that are farther from the source than their format explains."""
+    compared = [one for one in reports if one.error is not None and len(one.shape) > 1]
+    for one in compared:
+        errors = [other.error for other in compared if other.format == one.format and other.error is not None]
+        usual, error = float(np.median(errors)), one.error or 0.0
+        limit = LIMITS.get(one.format, 1.0)
+        if error > limit or (len(errors) > 3 and error > WORSE * usual and error > limit / 3):
+            than = f"; {usual:.2g} is usual for {one.format} here" if error > WORSE * usual else ""
+            yield f"tensor {printable(one.name)}: the error is {error:.2g} of the weights{than}"
+
+
+def odd_type(file: GGUFFile) -> str | None:
+    """Describe a file whose type's format no tensor has, None if there is nothing to say."""
+    number = file.metadata.get("general.file_type")
+    try:
+        recipe = find_recipe(str(number & ~GUESSED)) if isinstance(number, int) else None
+    except KeyError:
+        return f"general.file_type is {number}, which is no type"
+    formats = {tensor.format.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if recipe is None or not formats or recipe.base in formats:
+        return None
+    return f"general.file_type says {recipe.name}, but no matrix is in {recipe.base}"
+
+
+def differences(file: GGUFFile, theirs: dict[str, SourceTensor]) -> list[str]:
+    """Describe tensors that only the file or only the source has, and scales that make both differ."""
+    missing, more = [name for name in theirs if name not in file.tensors], file.tensors.keys() - theirs.keys()
+    lines = []
+    if missing:
+        lines.append(f"the file has no {printable(missing[0])}{others(missing)}, which the source has")
+    if more:
+        lines.append(f"the source has no {printable(min(more))}{others(more)}, which the file has")
+    if file.metadata.get(SCALED):
+        lines.append(
+            "scales were folded into tensors while calibrating: their weights differ, what they compute does not"
+        )
+    return lines
+
+
+def others(names: Any) -> str:
+    return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+
+
+def checksum(path: str) -> dict[str, Any]:
+    """Hash a file. Raises LocalllmError."""
+    try:
+        with open(path, "rb") as file:
+            return {
+                "path": path,
+                "size": os.path.getsize(path),
+                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            }
+    except OSError as error:
+        raise LocalllmError(f"{path}: cannot be read: {error.strerror or error}") from None
