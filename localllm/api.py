@@ -163,7 +163,8 @@ class Model(GenerationMixin):
 
         made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
         options = EmbedOptions(dims, normalize, role, overflow, max_tokens)
-        return made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
+        result: np.ndarray = made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
+        return result
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
         """How well each text answers a query, by a reranker: float32 [texts], larger is better.
@@ -173,7 +174,8 @@ class Model(GenerationMixin):
         from localllm.generation.embedding.reranker import Reranker
 
         made = self._opened("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
-        return made.rerank(query, require_several("texts", texts), cut)
+        result: np.ndarray = made.rerank(query, require_several("texts", texts), cut)
+        return result
 
     def _opened(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
         """Return an encoder of whole texts; it is made at the first call and closed with the model."""

@@ -70,7 +70,7 @@ class Transformer(Hyperparameters):
         epsilon: str = RMS_EPSILON,
         rotates_all: bool = False,
         own_values: bool = False,
-    ) -> dict:
+    ) -> dict[str, Any]:
         """Return the arguments that are read alike in all families.
 
         rotates_all: whole heads, always. Raises ModelError.

@@ -62,7 +62,10 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
     )
 
 
-def said(b: Builder, w: Weights, h: Rwkv, time_mix: Callable, channel_mix: Callable) -> Activation:
+Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # half of a layer
+
+
+def said(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
     """Compute the logits of the wanted tokens."""
     if not h.has_own_network:
         return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
@@ -71,9 +74,7 @@ def said(b: Builder, w: Weights, h: Rwkv, time_mix: Callable, channel_mix: Calla
     return decoder(b, w, h, block, x, centered(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
 
 
-def block(
-    b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Callable, Callable]
-) -> Activation:
+def block(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Mix, Mix]) -> Activation:
     """Apply one layer: both parts, each added to the residual stream."""
     time_mix, channel_mix = mixes
     x = b.add(x, time_mix(b, w, h, state, norm(b, w, h, "attn_norm", x)))
@@ -109,7 +110,14 @@ def vector(w: Weights, h: Rwkv, name: str) -> Weight:
     return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
 
 
-def narrow(b: Builder, w: Weights, name: str, rank: int, x: Activation, between: Callable | None = None) -> Activation:
+def narrow(
+    b: Builder,
+    w: Weights,
+    name: str,
+    rank: int,
+    x: Activation,
+    between: Callable[[Activation], Activation] | None = None,
+) -> Activation:
     """Multiply x by two low-rank matrices with the function `between` them, and add a bias from its own tensor."""
     y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
     return b.linear(between(y) if between else y, w.require(f"{name}2"))

@@ -119,11 +119,12 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         """Return the values that were not typed, with what has set them."""
         sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
         variables = {each.name: each.variable() for each in self.params}
-        return ctx.meta[CONFIGURED] | {
+        result: dict[str, Chosen] = ctx.meta[CONFIGURED] | {
             name: Chosen(ctx.params[name], variables[name] or "")
             for name, source in sources.items()
             if source is not None and source.name == "ENVIRONMENT"
         }
+        return result
 
 
 def is_expected(param: Any, ctx: Any) -> bool:

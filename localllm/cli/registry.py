@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand
@@ -24,7 +24,8 @@ C = TypeVar("C", bound=TyperCommand)
 
 
 def function(name: str) -> Callable[..., None]:
-    return getattr(import_module(f"localllm.cli.commands.{name}"), name)
+    command: Callable[..., None] = getattr(import_module(f"localllm.cli.commands.{name}"), name)
+    return command
 
 
 def summary(name: str) -> str:
@@ -36,8 +37,7 @@ def build(function: Callable[..., None], kind: type[C]) -> C:
     """Make a command of a function with annotated parameters, by Typer."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(function.__name__, cls=kind, context_settings=SETTINGS)(flatten(function))
-    made: Any = typer.main.get_command(app)
-    return made
+    return cast(C, typer.main.get_command(app))
 
 
 @cache

@@ -46,7 +46,8 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
     def rows(first: int, last: int) -> np.ndarray:
         wanted = where(np.arange(first, last))
         start = int(wanted.min())
-        return source.rows(start, int(wanted.max()) + 1)[wanted - start]
+        result: np.ndarray = source.rows(start, int(wanted.max()) + 1)[wanted - start]
+        return result
 
     return DerivedSource(source.dtype, shape, rows)
 
@@ -82,7 +83,8 @@ def take_strided(source: TensorSource, shape: Shape, period: int, start: int, st
 
     def where(rows: np.ndarray) -> np.ndarray:
         matrix, within = np.divmod(rows, shape[-2])
-        return matrix * period + start + within * step
+        result: np.ndarray = matrix * period + start + within * step
+        return result
 
     return pick_rows(source, shape, where)
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.tokens import Tokens, read_tokens
+from localllm.convert.token_table import Tokens
+from localllm.convert.tokens import read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable

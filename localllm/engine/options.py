@@ -6,7 +6,7 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.system.cpu import usable_cores
 from localllm.values import whole_number
 

@@ -133,11 +133,12 @@ class Session(Conversation):
 
         chosen = replace(options or GenerationOptions(), tools=tool_use(tools))
 
-        def answer(said: Sequence[Message]) -> Generation:
+        def reply(said: Sequence[Message]) -> Generation:
             latest = next((place for place in reversed(range(len(said))) if said[place]["role"] != "tool"), -1)
-            return self.go_on(said[latest + 1 :], chosen) if said else self.ask(text, chosen)
+            answer: Generation = self.go_on(said[latest + 1 :], chosen) if said else self.ask(text, chosen)
+            return answer
 
-        return ToolRun(answer, tools, max_turns, permission)
+        return ToolRun(reply, tools, max_turns, permission)
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""

@@ -32,7 +32,7 @@ def images_of(message: Message) -> list[dict[str, Any]]:
     return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
-def texts_of(content: Any) -> str:
+def texts_of(content: str | list[Any]) -> str:
     """Return a content without its images."""
     if not isinstance(content, list):
         return content

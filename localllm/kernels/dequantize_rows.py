@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from localllm.kernels.arguments import in_order
-from localllm.kernels.build.library import Library, Progress
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import Progress
 from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)

@@ -161,7 +161,9 @@ class Calibration:
         last, shared = self._analyze(chunks)
         builder = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
         try:
-            return self._model.forward(builder, Weights(self._file.tensors), self._hyperparameters)
+            weights = Weights(self._file.tensors)
+            last_hidden: BatchedActivations | None = self._model.forward(builder, weights, self._hyperparameters)
+            return last_hidden
         except StopCalibrationError:
             return None
         finally:

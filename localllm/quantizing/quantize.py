@@ -26,7 +26,7 @@ from localllm.files.gguf.header import Metadata, printable
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
@@ -339,4 +339,5 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
         weights = dequantize_finite(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
         tensor.release_rows(first, min(first + SAMPLE_ROWS, rows))
-    return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)
+    shares: np.ndarray = sums / max(sums.max(), np.finfo(np.float64).tiny)
+    return shares.astype(np.float32).reshape(1, columns)

@@ -151,8 +151,8 @@ def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFi
     others = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
     for number, metadata in enumerate(others):
         metadata["split.no"] = pack_value(np.uint16(number + 1))
-    metadata = [first, *others]
-    return [NewFile(*each) for each in zip(split_paths(out, len(names)), metadata, names, strict=True)]
+    paths = split_paths(out, len(names))
+    return [NewFile(*each) for each in zip(paths, [first, *others], names, strict=True)]
 
 
 def packed_of(source: GGUFFile) -> dict[str, Packed]:

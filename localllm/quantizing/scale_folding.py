@@ -25,7 +25,7 @@ from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source, row_count
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.block_codes import dequantize
@@ -156,7 +156,7 @@ class FoldMeasurer(OriginalWeights):
 def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
     """Compute mean squares of a tensor's inputs, float32 [columns]. Raises ModelError if they are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found = (x**2).mean(axis=0)
+        found: np.ndarray = (x**2).mean(axis=0)
     if not np.isfinite(found).all():
         raise ModelError(f"the input of tensor {printable(name)} is not finite")
     return found

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from localllm.errors import UsageError
+
+T = TypeVar("T")
 
 
 class Body:
@@ -34,10 +36,10 @@ class Body:
         self._read_names.add(field)
         return self._value.get(field)
 
-    def _get_typed(self, field: str, types: type | tuple[type, ...], what: str) -> Any:
+    def _get_typed(self, field: str, kind: type[T], what: str, *others: type) -> T | None:
         value = self.get(field)
-        if value is None or (isinstance(value, types) and not (isinstance(value, bool) and types is not bool)):
-            return value
+        if value is None or (isinstance(value, (kind, *others)) and not (isinstance(value, bool) and kind is not bool)):
+            return cast(T | None, value)
         raise UsageError(f"{self.qualify(field)} should be {what}, not {type_name(value)}")
 
     def get_text(self, field: str) -> str | None:
@@ -56,7 +58,7 @@ class Body:
 
     def get_int(self, field: str, least: int = 0, most: int | None = None) -> int | None:
         """Return an integer, also one that is written as 64.0."""
-        value = self._get_typed(field, (int, float), "an integer")
+        value: float | None = self._get_typed(field, float, "an integer", int)
         if isinstance(value, float):
             if not value.is_integer():
                 raise UsageError(f"{self.qualify(field)} should be an integer, not a number")
@@ -64,7 +66,7 @@ class Body:
         if value is not None and (value < least or (most is not None and value > most)):
             bounds = f"{least} or greater" if most is None else f"from {least} to {most}"
             raise UsageError(f"{self.qualify(field)} should be {bounds}, not {value}")
-        return value
+        return None if value is None else int(value)
 
     def get_limit(self, field: str) -> int | None:
         """Return a number of tokens at most; None if absent or, as in llama-server, below 0."""
@@ -72,7 +74,7 @@ class Body:
         return None if value is None or value < 0 else value
 
     def get_list(self, field: str) -> Sequence[Any] | None:
-        return self._get_typed(field, (list, tuple), "an array")
+        return self._get_typed(field, list, "an array", tuple)
 
     def require_list(self, field: str) -> Sequence[Any]:
         return require(self.get_list(field), self.qualify(field))
@@ -82,7 +84,7 @@ class Body:
         return None if value is None else Body(value, self.qualify(field))
 
     def get_mapping(self, field: str) -> Mapping[str, Any] | None:
-        return self._get_typed(field, Mapping, "an object")
+        return self._get_typed(field, Mapping, "an object")  # type: ignore[type-abstract]
 
     def get_choice(self, field: str, choices: Sequence[str]) -> str | None:
         value = self.get_text(field)
@@ -113,7 +115,7 @@ class Body:
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 
-def require(value: Any, name: str) -> Any:
+def require(value: T | None, name: str) -> T:
     if value is None:
         raise UsageError(f"{name} is missing")
     return value

@@ -42,7 +42,8 @@ def parse_keep_alive(body: Body) -> float | None:
     """
     value = body.get("keep_alive")
     if value is None or type(value) in (int, float):
-        return value
+        result: float | None = value
+        return result
     match = DURATION.fullmatch(value) if isinstance(value, str) else None
     if not match or not value.strip("-"):
         raise UsageError("keep_alive should be a number of seconds, or a duration such as 5m or 1h30m")

@@ -12,7 +12,6 @@ from localllm.errors import UsageError
 from localllm.server.fields import Body, type_name
 from localllm.server.messages import (
     IMAGE_ROLES,
-    ROLES,
     name_tool_results,
     normalize_arguments,
     parse_content,
@@ -21,6 +20,7 @@ from localllm.server.messages import (
 )
 from localllm.server.request_options import flat_name
 from localllm.text.marker_escaping import Message
+from localllm.text.messages import ROLES
 
 CALL, OUTPUT = "_call", "_output"  # how types of items end
 RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with what came of it

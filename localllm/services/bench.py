@@ -19,7 +19,7 @@ from localllm.engine.run import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import lane_name, this_lane
 from localllm.services.token_costs import MatrixCosts
 from localllm.system.cpu import processor_name, usable_cores

@@ -11,7 +11,7 @@ from localllm.arch import architecture
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 
 TOKENS = 8192  # that are read in a repetition, at least one text
 

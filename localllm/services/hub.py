@@ -117,7 +117,12 @@ class Repository:
 
         Raises BrokenError, ModelError, LocalllmError.
         """
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
+            HfHubHTTPError,
+            HFValidationError,
+            HTTPError,
+            OfflineModeIsEnabled,
+        )
 
         try:
             return action()
@@ -190,7 +195,11 @@ class Repository:
         from contextlib import ExitStack
 
         from huggingface_hub import constants, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
 
         url = hf_hub_url(self._repository, file.name, revision=self._commit)
         last = "" if end == file.size else end - 1

@@ -17,7 +17,7 @@ from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
 from localllm.files.safe_file import resolve_target
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.services.chunks import with_bos
 from localllm.services.quantization_info import describe_quantization
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp

@@ -189,11 +189,11 @@ def read(path: str | os.PathLike[str]) -> Receipt:
     """Read a receipt. Raises UsageError for a file that is not one."""
     name = printable(os.fsdecode(path), 4096)
     try:
-        receipt = json.loads(Path(path).read_bytes())
+        receipt: Receipt = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        receipt = None
+        receipt = {}
     is_known = has_shape(receipt, SHAPE) or has_shape(receipt, REMOTE)
     if not is_known or not has_shape(answers_of(receipt["result"]), [ANSWER if has_shape(receipt, SHAPE) else SAID]):
         raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")

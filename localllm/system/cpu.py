@@ -72,7 +72,8 @@ def allow_tiles() -> bool:
     """Ask Linux to enable AMX tiles for all threads: 8 KB of registers to save; False elsewhere."""
     if sys.platform != "linux":
         return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+    result: bool = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+    return result
 
 
 def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:

@@ -371,7 +371,8 @@ def lock_by_windows(descriptor: int) -> bool:
     handle = msvcrt.get_osfhandle(descriptor)  # type: ignore[attr-defined]
     if ask(handle, LOCK_NOW | LOCK_ALONE, 0, 1, 0, ctypes.byref(Overlapped(high=LOCK_PLACE))):
         return True
-    return ctypes.get_last_error() != IS_LOCKED  # type: ignore[attr-defined]
+    result: bool = ctypes.get_last_error() != IS_LOCKED  # type: ignore[attr-defined]
+    return result
 
 
 class Claim:

@@ -241,7 +241,8 @@ def count_head(messages: Sequence[Message]) -> int:
 
 
 def is_system(message: Message) -> bool:
-    return message["role"] == "system"
+    result: bool = message["role"] == "system"
+    return result
 
 
 def is_last(messages: Sequence[Message], place: int) -> bool:

@@ -33,14 +33,14 @@ def validate_messages(messages: Sequence[Message]) -> list[Message]:
 def _check(message: Any) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-    message = modernize(message)
-    role, content = message["role"], message.get("content")
+    modern: Message = modernize(message)
+    role, content = modern["role"], modern.get("content")
     if content is None:
-        return {**message, "content": None if role == "assistant" else ""}
+        return {**modern, "content": None if role == "assistant" else ""}
     if isinstance(content, str):
-        return message
+        return modern
     if isinstance(content, list):
-        return {**message, "content": "\n".join(map(_text_of_part, content))}
+        return {**modern, "content": "\n".join(map(_text_of_part, content))}
     raise UsageError(f"the content of a message should be a text, not {type(content).__name__}")
 
 

@@ -111,7 +111,8 @@ def uses_nfc(metadata: Mapping[str, Any]) -> bool:
     """Return whether the original tokenizer applies NFC."""
     declared = metadata.get(NORMALIZER)
     if declared in (COMPOSING, NOTHING):
-        return declared == COMPOSING
+        result: bool = declared == COMPOSING
+        return result
     return usually_uses_nfc(metadata.get("tokenizer.ggml.pre"), metadata.get("general.architecture"))
 
 

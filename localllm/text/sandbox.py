@@ -111,7 +111,8 @@ class _Extension(Extension):
 
     def concat(self, *parts: Any) -> str:
         """Apply the operator ~, which Jinja does not let an environment intercept."""
-        return require_limited("".join([as_text(part) for part in parts]))
+        result: str = require_limited("".join([as_text(part) for part in parts]))
+        return result
 
     def check_slice(self, value: Any) -> Any:
         """Check a slice of a text or list, for which Jinja does not ask the environment."""

@@ -17,7 +17,8 @@ from typing import NoReturn
 from localllm.errors import ModelError
 from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.system.processes import can_fork, fork, limit_process, run_limited, was_stopped
-from localllm.text.sandbox import LimitError, compile_template, render_template
+from localllm.text.sandbox import compile_template, render_template
+from localllm.text.template_limits import LimitError
 
 SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
 PATIENCE = 20.0  # seconds of the clock, on a computer that is busy with other things

@@ -50,9 +50,14 @@ def normed(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) 
 
 def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
-    a, keep = h.attention, lambda y, _: y
-    norm = lambda y, weight: b.rms_norm(y, weight, h.epsilon)  # noqa: E731
-    before, behind = (keep, norm) if h.norms_behind else (norm, keep)
+    a = h.attention
+
+    def before(y: Activation, weight: Weight) -> Activation:
+        return y if h.norms_behind else b.rms_norm(y, weight, h.epsilon)
+
+    def behind(y: Activation, weight: Weight) -> Activation:
+        return b.rms_norm(y, weight, h.epsilon) if h.norms_behind else y
+
     q, k, v = qkv(b, w, h, state.layer, before(x, w.attn_norm))
     q = normed(b, h, q, w.attn_q_norm, a.heads[state.layer])
     k = normed(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])

@@ -175,7 +175,9 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     return b.linear(b.rms_norm(mean, w.output_norm, h.epsilon), w.output)
 
 
-def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Activation, Callable]:
+def half(
+    b: Builder, w: Weights, h: Any, x: Activation, name: str
+) -> tuple[Activation, Callable[[Activation], Activation]]:
     """Compute what goes into the half of a layer with that name.
 
     And what adds to the streams what it makes.

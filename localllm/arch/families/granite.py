@@ -3,6 +3,8 @@
 Unlike llama: factors for the embeddings, for what is added to the residual stream, for the scores, and for the logits.
 """
 
+from typing import Any
+
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated_or_mixture, read_routing, shared
@@ -44,7 +46,7 @@ def read(fields: Fields) -> Granite:
     )
 
 
-def read_scales(fields: Fields, head_dim: int) -> dict:
+def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
     """Compute what else is Granite's. Raises ModelError."""
     return {
         "routing": read_routing(fields),

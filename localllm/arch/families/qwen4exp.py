@@ -124,7 +124,9 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
     return b.linear(y, w.get("output") or w.token_embd)
 
 
-def half(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Callable]:
+def half(
+    b: Builder, w: Weights, h: Qwen4, x: Activation, name: str
+) -> tuple[Activation, Callable[[Activation], Activation]]:
     """Compute what goes into the half of a layer with that name.
 
     And what adds to the streams what it makes.

@@ -105,7 +105,8 @@ def chat(
         if place is not None:
             from localllm.cli.options.endpoint import opened as opened_there
 
-            return opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
+            result: Model = opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
+            return result
         assert path is not None
         found = opening.open_model(path, engine, chat_template, no_cache, **images.seeing())
         found.session.require_conversation()

@@ -70,7 +70,8 @@ class TerminalConversation:
 
     def _asked(self, text: str, images: list[str], options: "GenerationOptions") -> "Generation":
         session = self.model.session
-        return session.ask(text, options, images) if images else session.ask(text, options)
+        result: Generation = session.ask(text, options, images) if images else session.ask(text, options)
+        return result
 
     def look(self, path: str) -> None:
         """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""

@@ -142,7 +142,8 @@ def variables_of(text: str) -> dict[str, Any]:
     """NAME=VALUE, or a JSON object. Raises UsageError."""
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            result: dict[str, Any] = json.loads(text)
+            return result
         except ValueError as error:
             raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
     name, equals, value = text.partition("=")

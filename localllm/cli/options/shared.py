@@ -13,7 +13,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
-    from localllm.kernels.build.library import Progress
+    from localllm.kernels.build.objects import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")

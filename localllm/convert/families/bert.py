@@ -73,7 +73,8 @@ def ranking(read: Any) -> Any:
     """Wrap the reader of an encoder for the same model with a head for scores."""
 
     def read_ranking(config: Config) -> CheckpointFacts:
-        return read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
+        result: CheckpointFacts = read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
+        return result
 
     return read_ranking
 

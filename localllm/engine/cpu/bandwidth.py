@@ -6,7 +6,8 @@ import numpy as np
 
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
-from localllm.kernels.build.library import Library, Progress
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import Progress
 from localllm.system.memory import available_memory
 
 # Bytes to read, much more than a CPU cache. Not a power of two, which would put the kernel's four

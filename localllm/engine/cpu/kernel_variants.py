@@ -1,11 +1,13 @@
 """Select the kernel variants of quantized products for a run, and load them in time."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.engine.operations.activation import ALL, Routed, Rows
-from localllm.kernels.build.library import Library, Progress
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
 
 EVERY = 1 << 40  # tokens
@@ -30,7 +32,8 @@ class VariantProduct(NamedTuple):
             first, most_precise = 1, EVERY if last <= most_precise else 0
         most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
         counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
-        found = {piece_for(count, self.few, most_precise) for count in counts if 0 < count <= last}
+        pieces: Callable[..., int] = piece_for
+        found = {pieces(count, self.few, most_precise) for count in counts if 0 < count <= last}
         return [f"{PIECES[piece]}-{self.format}" for piece in sorted(found)]
 
 

@@ -14,7 +14,8 @@ from localllm.engine.memory.cache import Reserved
 from localllm.engine.operations.operation import Crossing, Operation, lower_operations
 from localllm.engine.run import Header, Span, TextSpan
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.build.library import Library, Progress
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import Progress
 
 
 class Program:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
+from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS
+from localllm.system.cpu import LINE
 from localllm.system.processes import prepare_waiting, waiting_functions
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import Grid
 
 CHUNK = 32 << 20  # most bytes of an upload

@@ -16,7 +16,7 @@ import numpy as np
 from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work
 from localllm.engine.cuda.driver import has_driver
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
 OLDEST = (7, 5)  # the first compute capability whose tensor cores support the float16 products used here
@@ -55,7 +55,7 @@ def open_card(number: int) -> "CudaCard":
         raise NoCardError(f"GPU {number} cannot be used: {one_line(error)}") from None
 
 
-def checked(driver: Any, result: tuple) -> Any:
+def checked(driver: Any, result: tuple[Any, ...]) -> Any:
     """Return a driver call's results without its status. Raises LocalllmError, or MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import State
 from localllm.engine.cuda.card import Card
-from localllm.engine.cuda.device import NoCardError, open_card
+from localllm.engine.cuda.device import NoCardError
+from localllm.engine.cuda.device import open_card as open_card  # every caller takes it from here
 from localllm.engine.cuda.placement import Sizes, layers_that_fit, require_room, sizes, spare
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UnsupportedError

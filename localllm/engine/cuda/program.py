@@ -20,7 +20,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import FETCH, PAGE
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid
 
 MOST_SEQUENCES = 64  # most sequences of a run: page tables have room for these

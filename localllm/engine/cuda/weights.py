@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid, parameters
 from localllm.kernels.cuda.matmul.planes import PLANES, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME

@@ -74,7 +74,7 @@ class Tape:
 
     def __init__(self, steps: list[Step] | None = None) -> None:
         self.steps: list[Step] = steps or []
-        self.memory: list = []  # referenced by the tape
+        self.memory: list[Any] = []  # referenced by the tape
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
         self._addresses: dict[int, int] = {}  # addresses of arrays, by id: most occur in each layer

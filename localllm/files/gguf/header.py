@@ -373,7 +373,8 @@ class HeaderReader:
             self.fail(f"expected a number of type 4 (uint32), found type {kind}")
         if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
             self.fail(f"expected a power of two from 8 to {MOST_ALIGNMENT}, found {value}")
-        return value
+        result: int = value
+        return result
 
     # ---- the table of tensors
 

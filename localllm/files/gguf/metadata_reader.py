@@ -59,7 +59,8 @@ class Checked:
         value = self.raw(name, default)
         if not is_whole(value) or not least <= value <= most:
             raise self.wrong(name, f"a number from {least} to {most}")
-        return value
+        result: int = value
+        return result
 
     def number(self, name: str, default: float | None = None) -> float:
         """Read a finite number that is neither negative nor subnormal."""

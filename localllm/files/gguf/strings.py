@@ -94,7 +94,8 @@ class StringIndex(Mapping[str, int]):
         return default if place is None else place
 
     def __getitem__(self, text: str) -> int:
-        if (place := self.get(text)) is None:
+        place: int | None = self.get(text)
+        if place is None:
             raise KeyError(text)
         return place
 

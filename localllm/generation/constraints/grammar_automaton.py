@@ -167,7 +167,8 @@ class Automaton:
                 behind = self._find_returns(rule, entry)
             places.append(nodes)
             rows.append(np.full(len(nodes), self._get_row(behind), np.int32))
-        return packed | self._walk(np.concatenate(places), np.concatenate(rows))[0]
+        result: np.ndarray = packed | self._walk(np.concatenate(places), np.concatenate(rows))[0]
+        return result
 
     def _walk_within(self, rule: int, ways: Iterable[Way]) -> tuple[np.ndarray, np.ndarray]:
         """Walk from the empty text, as if the answer ended with the rule."""

@@ -35,7 +35,8 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
     if not is_old and any(isinstance(part.get("items"), list) for part in parts):
         raise UsageError("the schema cannot be used: items is a list, as in draft 7, and its $schema does not say so")
     merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in parts)
-    return _exact(schema, merges)
+    result: Schema = _exact(schema, merges)
+    return result
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:

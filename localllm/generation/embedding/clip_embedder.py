@@ -69,7 +69,8 @@ class PairEmbedder:
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
         rows = np.stack([self.reader.text(piece) for piece in pieces])
-        return (rows * weights[:, None]).sum(axis=0) / weights.sum()
+        result: np.ndarray = (rows * weights[:, None]).sum(axis=0) / weights.sum()
+        return result
 
     def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text as the model reads it: one list, several for a split text, none for an image.

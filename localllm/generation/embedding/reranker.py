@@ -76,7 +76,8 @@ class Reranker:
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
             raise ModelError(f"{self.path}: a head of {rows.shape[1]} classes, none of which is relevance")
         yes, no = rows[:, self.labels.index("yes")], rows[:, self.labels.index("no")]
-        return (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
+        result: np.ndarray = (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
+        return result
 
     def _pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
         """Tokenize a pair; return its tokens, and where the second text begins."""

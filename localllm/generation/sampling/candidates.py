@@ -70,7 +70,8 @@ class Candidates(NamedTuple):
         if len(self.ids) == 1:
             return np.ones(1)
         weights = np.exp(self.logits.astype(np.float64) - float(self.logits[self.best]))
-        return weights / weights.sum()
+        result: np.ndarray = weights / weights.sum()
+        return result
 
     def probability(self, token: int) -> float:
         """Return the probability of one token."""

@@ -217,7 +217,8 @@ def expected(name: str) -> str:
     """Describe an option's valid values, for a message."""
     if name == "samplers":
         return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
-    return OPTIONS[name]["range"].text
+    result: str = OPTIONS[name]["range"].text
+    return result
 
 
 def meant(key: str, value: Any) -> Any:

@@ -128,14 +128,16 @@ def places_in(tokens: np.ndarray) -> np.ndarray:
     """Places with GRAM tokens before them and one behind, int32."""
     gaps = np.concatenate(([0], np.cumsum(tokens == GAP)))
     ends = np.arange(GRAM, len(tokens), dtype=np.int32)
-    return ends[gaps[ends + 1] == gaps[ends - GRAM]]
+    result: np.ndarray = ends[gaps[ends + 1] == gaps[ends - GRAM]]
+    return result
 
 
 def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
     """How many tokens before each of the places are those at the end of its window, which may be everyone's."""
     at = places[:, None] - np.arange(1, windows.shape[1] + 1)
     same = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
-    return np.logical_and.accumulate(same, 1).sum(1)
+    result: np.ndarray = np.logical_and.accumulate(same, 1).sum(1)
+    return result
 
 
 NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))

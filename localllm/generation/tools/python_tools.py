@@ -45,7 +45,7 @@ def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
         raise UsageError(f"tools: {name_of(function)} has parameters that are not called by name (*, ** or /)")
-    schema = schema_of(function)
+    schema: dict[str, Any] = schema_of(function)
     if not isinstance(schema.get("properties"), dict):  # no parameters at all
         return {"type": "object", "properties": {}}
     about = described_arguments(text)

@@ -16,7 +16,7 @@ from there and must not wait for them.
 A run is one call from Python, from the first part to the last: no exception can come between, not Ctrl-C either.
 """
 
-from localllm.kernels.cpu.shared_job import JOB, LINE, STEP
+from localllm.kernels.cpu.shared_job import JOB, STEP
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     atomic_add,
@@ -30,6 +30,7 @@ from localllm.kernels.simd import (
     load_i64,
     slice_cycles,
 )
+from localllm.system.cpu import LINE
 
 STEP_BYTES = 8 * len(STEP)
 SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us

@@ -98,7 +98,9 @@ def ptx(name: str, capability: Capability) -> str:
     from localllm.kernels.cuda import kernel, parameters
 
     signature = void(*[int64] * len(parameters(name)))
-    code, _ = cuda.compile(kernel(name), signature, device=False, abi="numba", output="ptx", cc=capability)
+    code, _ = cuda.compile(  # type: ignore[attr-defined]
+        kernel(name), signature, device=False, abi="numba", output="ptx", cc=capability
+    )
     (mangled,) = ENTRY.findall(code)
     return code.replace(mangled, entry(name))
 

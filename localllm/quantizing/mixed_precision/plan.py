@@ -11,7 +11,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source
 from localllm.files.safe_file import SafeFile
 from localllm.files.text_file import read_text
-from localllm.kernels.build.library import Progress
+from localllm.kernels.build.objects import Progress
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.mixed_precision.measure import OnMatrix, is_adjustable, survey

@@ -126,7 +126,8 @@ class Endpoint:
             connection.request(method, address, body, headers)
             return connection.getresponse()
 
-        return self._sure(ask)
+        result: HTTPResponse = self._sure(ask)
+        return result
 
     def _sure(self, act: Callable[[], Any]) -> Any:
         """Call `act`. Raises EndpointError for any connection failure."""

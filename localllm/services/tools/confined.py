@@ -32,7 +32,8 @@ def version() -> int:
     """Return Landlock's version, 0 if unavailable."""
     if sys.platform != "linux":
         return 0
-    return max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
+    result: int = max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
+    return result
 
 
 def confine(folders: list[str]) -> None:

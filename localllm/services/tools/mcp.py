@@ -186,7 +186,8 @@ async def call_tool(session: Any, name: str, arguments: dict[str, Any]) -> dict[
 
 def to_json(value: Any) -> dict[str, Any]:
     """Convert a value of the protocol for JSON."""
-    return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    result: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return result
 
 
 def result_text(result: Mapping[str, Any]) -> str:
