@@ -24,11 +24,13 @@ from localllm.quant.recipes import (
     ModelFacts,
     Options,
     Planner,
-    Recipe,
     is_quantized,
     llama_order,
     needs_importance,
     role_of,
+)
+from localllm.quant.recipes import (
+    Recipe as Recipe,
 )
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
 from localllm.quantizing.pruned_source import PrunedSource, RenamedTensor

@@ -7,6 +7,7 @@ Source: the package's functional.py (QuantState.as_dict).
 """
 
 import json
+from typing import Any
 
 import numpy as np
 
@@ -49,10 +50,10 @@ def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
     tensors.put(name, packed, shape, read)
 
 
-def read_state(state: Stored) -> dict:
+def read_state(state: Stored) -> dict[str, Any]:
     """Read what the numbers of a weight mean. Raises ModelError."""
     try:
-        said = json.loads(load(state).tobytes())
+        said: dict[str, Any] = json.loads(load(state).tobytes())
         if said["quant_type"] in KINDS and int(said["blocksize"]) > 0 and len(said["shape"]) >= 1:
             return said
     except (ValueError, KeyError, TypeError):
@@ -60,7 +61,7 @@ def read_state(state: Stored) -> dict:
     raise refusal(state, "not a quant_state of bitsandbytes")
 
 
-def absolute_maxima(tensors: Tensors, name: str, said: dict) -> np.ndarray:
+def absolute_maxima(tensors: Tensors, name: str, said: dict[str, Any]) -> np.ndarray:
     """Return the scales of blocks, float32; they may be quantized themselves. Raises ModelError."""
     stored = tensors.take(f"{name}.absmax")
     scales = load(stored).reshape(-1)
