@@ -31,6 +31,27 @@ ANSWERS = {  # what is there afterwards: files that are not empty
     "Every file of a folder": ["notes/a.txt.title", "notes/b.txt.title"], "An answer in a variable": ["story.md"],
     "See it and keep it": ["rain.txt"], "At most so long": ["story.txt"], "Cron": ["notes.txt.digest"],
     "Make": ["notes/a.summary", "notes/b.summary"],
+    "A second question on the same text": [], "Several files": ["differs.txt"], "Only the code": ["count.sh"],
+    "A follow-up": ["german.txt"], "A session": ["trip.txt"], "The end of a long log": ["errors.txt"],
+    "All of a long text": ["missing.txt"], "A commit message": ["message.txt"], "A translation": ["french.txt"],
+    "File names": [], "A prompt of your own": ["haiku.txt"], "A table": ["summaries.csv"],
+    "Fields of texts as columns": ["facts.csv"], "Sort rows into classes": ["novels.csv"],
+    "Lines as they come": ["alarms.txt"], "Facts as JSON": ["mood.txt"], "A decision": ["decision.txt"],
+    "Find the passage": ["passage.txt", "files.txt"], "Rank what grep finds": ["best.txt"],
+    "An answer from a folder": ["answer.txt"],
+}  # fmt: skip
+NOTES = {  # what stderr says
+    "Only the code": rb"localllm: the answer has no code block; this is all of it\n",
+    "The end of a long log": rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 9999 lines\n",
+    "All of a long text": rb"localllm: the prompt exceeds the context: asking its \d+ parts\n(localllm: .*\n)*",
+}
+CONTENTS = {  # what the last of the files has
+    "Fields of texts as columns": r"line,continent,coast\nFrance,(Europe|America),(true|false)\nPeru,.*\n",
+    "Sort rows into classes": r"title,author,output,probability\nEmma,Austen,(yes|no),[01]\..*\n",
+    "Lines as they come": r"(yes|no)\n(yes|no)\n", "Facts as JSON": r"(good|bad)\n",
+    "A decision": r"(read it now|later)\n", "Rank what grep finds": r"notes/[ab].txt:1:The sea was calm.\n",
+    "A table": r"title,author,output\nEmma,Austen,(.|\n)+\n", "A session": r"user: Where (.|\n)*",
+    "An answer from a folder": r"(.|\n)*\n\n\[1\] notes/[ab].txt:1\n(.|\n)*",
 }  # fmt: skip
 
 
@@ -49,6 +70,7 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
     for name in ("notes.txt", "notes/a.txt", "notes/b.txt"):
         (tmp_path / name).write_text("The sea was calm.\n")
     (tmp_path / "countries.txt").write_text("".join(f"{name}\n" for name in COUNTRIES))
+    (tmp_path / "books.csv").write_text("title,author\nEmma,Austen\n")
     program = tmp_path / "bin" / "localllm"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m localllm "$@"\n')
@@ -79,6 +101,9 @@ def test_an_idiom(folder: Path, title: str):
     if missing := sorted(tool for tool in tools if shutil.which(tool) is None):
         pytest.skip(f"needs {', '.join(missing)}")
     environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "MODEL": "model.gguf"}
+    environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "DATA", "STATE")}
+    if "localllm search" in code:
+        environment["XDG_CACHE_HOME"] = str(folder / "cache")
     environment["LOCALLLM_SEED"] = "1"  # noise as a model says anything, also what no variable of a shell can hold
     code = code.replace("/tmp/digest.lock", str(folder / "lock")).replace("INT 20", "INT 3")
     done = subprocess.run(
@@ -89,9 +114,14 @@ def test_an_idiom(folder: Path, title: str):
         capture_output=True,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(NOTES.get(title, b""), done.stderr), done.stderr
     for name in ANSWERS[title]:
         assert (folder / name).read_bytes().strip(), f"{name} is empty"
+    if title in CONTENTS:
+        assert re.fullmatch(CONTENTS[title], (folder / ANSWERS[title][-1]).read_text(errors="replace"))
+    if title == "File names":
+        assert {path.suffix for path in (folder / "notes").iterdir()} == {".text"}
     if title == "A loop over lines":
         lines = (folder / "capitals.txt").read_text(errors="replace").splitlines()
         assert [country for country in COUNTRIES if any(line.startswith(f"{country}: ") for line in lines)] == COUNTRIES
