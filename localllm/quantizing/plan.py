@@ -45,6 +45,9 @@ from localllm.quantizing.splitting import (
     split_paths,
 )
 
+# Architectures without logits: rows of their embedding are only looked up, and no column counts more than others.
+ENCODERS_ONLY = ("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert",
+                 "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
@@ -234,7 +237,8 @@ def job_for(
         raise UsageError(
             f"{name} would become {format.name}, which needs an importance matrix with this tensor (--imatrix)"
         )
-    return TensorJob(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
+    makes_logits = format.block > 1 and planner.model.arch not in ENCODERS_ONLY and planner.makes_logits(tensor.name)
+    return TensorJob(tensor, format, choice.wanted, importance, makes_logits)
 
 
 def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:

@@ -106,6 +106,10 @@ def find_type(text: str) -> Recipe | None:
 def parse_format(text: str) -> str:
     """Parse the name of a tensor format, in any case. Raises UsageError."""
     if text.upper() not in BY_NAME:
+        recipe = find_type(text)
+        if recipe and recipe.base:
+            problem = f"is a type of whole files, not a tensor format; its matrices are in {recipe.base}"
+            raise UsageError(f"{printable(text)} {problem}")
         raise UsageError(f"{printable(text)} is not a tensor format; expected one like Q8_0 or Q6_K")
     return text.upper()
 

@@ -107,6 +107,7 @@ def quantize(
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
+    spent = Spent()
     if several_types.is_given:
         given, texts = several_types.arguments(tuple(arguments), calibration)
         (source_name, target), last = given, None
@@ -155,7 +156,7 @@ def quantize(
         asked = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
             require_consent(plan, target, asked(plan), before, is_named, force)
-        source, request = needed(source, request, asked, formats_file, threads, force)
+        source, request = needed(source, request, asked, formats_file, threads, force, spent)
         plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
@@ -164,7 +165,7 @@ def quantize(
     if dry_run:
         write(described(plan, target))
     else:
-        execute(plan, target, request, threads)
+        execute(plan, target, request, threads, spent)
 
 
 def require_consent(
@@ -189,7 +190,7 @@ def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callab
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:
-        raise UsageError("--size and --bpw need --calibrate, which measures how sensitive each matrix is")
+        raise UsageError("--size and --bpw choose formats by measuring the model: add --calibrate")
     if size is not None and bits is not None:
         raise UsageError("give either --size or --bpw, not both")
     if size is not None:
@@ -205,6 +206,7 @@ def needed(
     path: str | None,
     threads: int | None,
     force: bool,
+    spent: "Spent",
 ) -> tuple["Source", "QuantizeRequest"]:
     """Choose formats by measured sensitivity and return source and request with them; progress on stderr.
 
@@ -226,10 +228,12 @@ def needed(
 
     try:
         source = fold_scales(source, request, count, show, opening.compiling(line))
+        spent.add("scales")
         check = partial(show, doing="checking")
         chosen = choose_formats(source, request, size, count, show, check, opening.compiling(line))
     finally:
         line.clear()
+    spent.add("choosing formats")
     said = f"{chosen.predicted:.4f} ({chosen.usual:.4f} with the formats of {request.recipe.name})"
     say(f"localllm: predicted KL divergence {said}; measured on held-out texts, weights only: {chosen.found:.4f}")
     if path is not None:
@@ -285,13 +289,31 @@ def require_possible(
         require_kind(path, is_model, "a model", force)
 
 
-def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None) -> None:
+class Spent:
+    """What the time goes to, from the command's beginning."""
+
+    def __init__(self) -> None:
+        self._start = self._last = perf_counter()
+        self._parts = dict[str, float]()
+
+    def add(self, name: str) -> None:
+        """Account the time since the last call to a part."""
+        now = perf_counter()
+        self._parts[name] = self._parts.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._parts.items())
+        return f"{perf_counter() - self._start:.1f} s{f' ({parts})' if len(self._parts) > 1 else ''}"
+
+
+def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, spent: Spent) -> None:
     """Write the files, with a progress bar on a terminal; at the end, what became of it."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import quantize as service
     from localllm.system.cpu import usable_cores
 
-    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
+    line, warnings = ProgressLine(), list[str]()
     end_on_bus_error(plan.source.path)
     try:
         with progress_of(plan.weights, line) as on_progress:
@@ -301,10 +323,10 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     finally:
         line.clear()
     opening.warn(warnings)
-    seconds = perf_counter() - start
+    spent.add("encoding")
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
+    write(f"{name}: {summary(plan)}, {spent}\n")
 
 
 def summary(plan: "QuantizePlan") -> str:

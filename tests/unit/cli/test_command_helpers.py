@@ -970,7 +970,7 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
     with pytest.raises(UsageError, match="give either --size or --bpw, not both"):
         sizing("1GB", 4.0, True)
-    with pytest.raises(UsageError, match="--size and --bpw need --calibrate"):
+    with pytest.raises(UsageError, match="--size and --bpw choose formats by measuring the model: add --calibrate"):
         sizing("1GB", None, False)
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=1000))])
     assert sizing("12k", None, True)(plan) == 12_000 and sizing(None, 4.0, True)(plan) == 400

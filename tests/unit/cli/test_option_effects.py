@@ -417,7 +417,7 @@ REFUSED = {
     "quantize M": "expected IN [OUT] TYPE",
     "quantize M q4km": "q4km is no type; did you mean Q4_K_M?",
     "quantize M zzzzz": "zzzzz is no type; localllm quantize --help lists them",
-    "quantize M OUT Q8_0 --size 3G": "--size and --bpw need --calibrate, which measures how sensitive each matrix is",
+    "quantize M OUT Q8_0 --size 3G": "--size and --bpw choose formats by measuring the model: add --calibrate",
     "quantize M OUT Q8_0 -t 0": "-t should be from 1 to 1024, not 0",
     "quantize M OUT Q8_0 1025": "--threads should be from 1 to 1024, not 1025",
     "quantize M OUT Q8_0 --calibrate --size 3G --bpw 4": "give either --size or --bpw, not both",

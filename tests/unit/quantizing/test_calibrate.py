@@ -796,7 +796,7 @@ def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--size", "1GB"], "need --calibrate"),
+        (["--size", "1GB"], "add --calibrate"),
         (["--calibrate", "--size", "1GB", "--bpw", "4"], "give either --size or --bpw"),
         (["--calibrate", "--bpw", "99"], "from 1 to 32"),
         (["--calibrate", "--size", "huge"], "expected one as"),

@@ -1,20 +1,26 @@
 """Options of quantize that would say nothing, dry runs, checkpoints of several files, folders of another kind."""
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from checkpoint import write_checkpoint, write_json
+from checkpoint import spelled_out, write_checkpoint, write_family, write_json
+from project import GOLDENS
 from tiny_model import write_tiny_model
 
+from localllm.cli.terminal import quantize_progress
 from localllm.convert.folder import split_names
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
+from localllm.kernels.reference import dequantize
+from localllm.quant.encode import encode
 from localllm.quantizing.quantize import parse_patterns, split_patterns
 
 
@@ -256,3 +262,50 @@ def test_formats_from_a_file(model: Path, cli):
     file.write_text("attn_v")
     assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", file)[0] == 2
     assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", model.with_name("none"))[0] == 2
+
+
+# ---- what is told
+
+
+def test_a_broken_template_is_told(tmp_path: Path, cli):
+    """It is converted as it is, with a warning that names it."""
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
+    code, _, err = cli("quantize", folder, tmp_path / "out.gguf", "Q8_0")
+    assert code == 0 and "warning" in err and "it is written as it is" in err
+    assert GGUFFile.open(tmp_path / "out.gguf").metadata["tokenizer.chat_template"].startswith("{% for m")
+
+
+def test_without_a_terminal_there_are_plain_lines(model: Path, cli, monkeypatch):
+    """Now and then, with what is done and how long the rest may take."""
+    monkeypatch.setattr(quantize_progress, "EVERY", 0.0)
+    code, _, err = cli("quantize", model, model.with_name("o.gguf"), "Q8_0")
+    lines = [line for line in err.splitlines() if " s left: " in line]
+    assert code == 0 and len(lines) > 10
+    assert re.fullmatch(r"localllm: \d+ %, about \d+ s left: [a-z0-9_.]+\.weight", lines[1])
+    monkeypatch.setattr(quantize_progress, "EVERY", 1000.0)
+    assert "left" not in cli("quantize", model, model.with_name("o.gguf"), "Q8_0")[2]
+
+
+def test_the_whole_time_is_told(model: Path, cli, tmp_path: Path):
+    """With what it is spent on, where that is more than encoding."""
+    text = tmp_path / "text.txt"
+    text.write_text("hello world " * 400)
+    words = ["quantize", model, tmp_path / "o.gguf", "Q4_0", "--calibrate", text, "--size", "own"]
+    code, out, _ = cli(*words)
+    found = re.search(r", (\d+\.\d) s \(scales (\d+\.\d), choosing formats (\d+\.\d), encoding (\d+\.\d)\)\n$", out)
+    assert code == 0 and found
+    total, *parts = map(float, found.groups())
+    assert abs(total - sum(parts)) < 0.5
+    assert re.search(r", \d+\.\d s\n$", cli("quantize", model, tmp_path / "p.gguf", "Q4_0")[1])
+
+
+def test_embeddings_that_make_no_logits_are_not_weighted(tmp_path: Path, cli):
+    """Rows of an embedding model are looked up: the same error counts in each column."""
+    facts = json.loads((GOLDENS / "checkpoints.json").read_text())["gemma-embedding"]
+    folder = write_family(tmp_path / "model", facts["config"], spelled_out(facts["shapes"]))
+    for name, words in (("f32", ["F32"]), ("q", ["Q4_0", "--token-embedding-type", "Q4_0"])):
+        assert cli("quantize", folder, tmp_path / f"{name}.gguf", *words)[0] == 0
+    weights = dequantize(GGUFFile.open(tmp_path / "f32.gguf").tensors["token_embd.weight"])
+    made = GGUFFile.open(tmp_path / "q.gguf").tensors["token_embd.weight"]
+    assert np.array_equal(made.data, encode(made.format.name, weights))
