@@ -232,7 +232,7 @@ OLLAMA = (
         "ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"
     ),
     CommandAlias("ollama ps", "", "nothing runs in the background"),
-    CommandAlias("ollama serve", "localllm serve", "OpenAI's interface, port 11435"),
+    CommandAlias("ollama serve", "localllm serve", "OpenAI's, Anthropic's and Ollama's interfaces, port 11435"),
 )
 
 # Words for commands, by which somebody may call them.

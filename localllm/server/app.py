@@ -25,6 +25,16 @@ from localllm.server.http import (
     json_response,
 )
 from localllm.server.infill import infill
+from localllm.server.ollama_chat import chat, generate
+from localllm.server.ollama_models import (
+    embed,
+    embed_prompt,
+    list_running,
+    list_tags,
+    refuse_change,
+    show_model,
+    version,
+)
 from localllm.server.openai_chat import chat_completions, list_models, retrieve_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import create_response
@@ -70,6 +80,7 @@ async def metrics(service: Service, request: Request) -> Response:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+CHANGES = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
 ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", serve_page),
     ("GET", "/sessions", list_sessions),
@@ -91,6 +102,15 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("POST", "/apply-template", apply_template),
+    ("POST", "/api/chat", chat),
+    ("POST", "/api/generate", generate),
+    ("POST", "/api/embed", embed),
+    ("POST", "/api/embeddings", embed_prompt),
+    ("GET", "/api/tags", list_tags),
+    ("POST", "/api/show", show_model),
+    ("GET", "/api/ps", list_running),
+    ("GET", "/api/version", version),
+    *((method, f"/api/{name}", refuse_change) for method, name in CHANGES),
 )
 
 

@@ -104,12 +104,22 @@ def public_message(error: BaseException) -> str:
     return str(error) if isinstance(error, LocalllmError) else f"internal error: {type(error).__name__}"
 
 
+def ollama_error(error: BaseException) -> dict[str, Any]:
+    """Format an error for Ollama's clients.
+
+    Source: https://github.com/ollama/ollama/blob/main/docs/api.md
+    """
+    return {"error": public_message(error)}
+
+
 ErrorFormat = Callable[[BaseException], dict[str, Any]]
 
 
 def error_format_of(path: str) -> ErrorFormat:
     """Select the error format of an address."""
-    return anthropic_error if path.startswith("/v1/messages") else openai_error
+    if path.startswith("/v1/messages"):
+        return anthropic_error
+    return ollama_error if path.startswith("/api/") else openai_error
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -127,10 +137,14 @@ def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
     return json_response(error_format(error), status_of(error), headers)
 
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """Read the body, a JSON object. Raises RejectedRequestError."""
+async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, Any]:
+    """Read the body, a JSON object. Raises RejectedRequestError.
+
+    any_type: take it under another Content-Type, as curl sends it by itself, unless a web page sent it.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
+    is_from_page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    if kind != JSON and (is_from_page or not any_type):
         raise RejectedRequestError(415, f"the Content-Type should be {JSON}, not {kind[:60] or 'none'!r}")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
@@ -238,6 +252,15 @@ class EventStream(Response):
         """Send within the time limit. Raises TimeoutError for a client that does not read."""
         async with asyncio.timeout(self._limits.seconds):
             await sending
+
+
+class JsonLines(EventStream):
+    """A response of one JSON object a line, which has nothing to send while there is none."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, chunks: Lines, limits: Limits, headers: dict[str, str], close: Closing | None = None):
+        super().__init__(chunks, limits, headers, close, keep_alive=b"")
 
 
 def body(chunk: bytes, more: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class GenerateRequest:
     Attributes:
         model: its name, None for the first.  prompts: each gets n choices.
         top_logprobs: alternatives to report for each token, None for no log probabilities.
+        context: token ids that stand before each prompt: what was read and written earlier.
     """
 
     model: str | None
@@ -43,6 +44,7 @@ class GenerateRequest:
     options: GenerationOptions
     n: int = 1
     top_logprobs: int | None = None
+    context: Sequence[int] = ()
 
 
 @dataclass
@@ -107,13 +109,16 @@ class ResponseStream:
 
         Raises UsageError for unknown tokens, and ContextError for prompts that are too long by their bytes alone.
         """
-        vocab = self.model.engine.vocab_size
+        vocab, context = self.model.engine.vocab_size, self._generate_request.context
         if not isinstance(prompt, str) and not is_chat(prompt):
-            if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
-                raise UsageError(f"prompt: token ids should be from 0 to {vocab - 1}")
+            require_known_tokens(prompt, vocab, "prompt")
         elif not self._drops:
             require_size(count_bytes(prompt), self.model)
         request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
+        if context:
+            require_known_tokens(context, vocab, "context")
+            ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
+            request.task = replace(request.task, prompt=[*context, *ids])
         if not request.prompt and (start := document_start(self.model.tokenizer)) is not None:
             request.prompt.append(start)
         return request
@@ -236,6 +241,12 @@ def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Promp
         else:
             prompts.append(prompt)
     return prompts
+
+
+def require_known_tokens(ids: Sequence[Any], vocab: int, name: str) -> None:
+    """Raise UsageError if one of these is no token id of a vocabulary of this size."""
+    if not all(isinstance(token, int) and 0 <= token < vocab for token in ids):
+        raise UsageError(f"{name}: token ids should be from 0 to {vocab - 1}")
 
 
 def require_size(size: int, model: "Model") -> None:

@@ -1,0 +1,278 @@
+"""Ollama's interface for answers: /api/chat and /api/generate.
+
+Source: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.infill import Infill
+from localllm.generation.tools.tool_call import ToolCall
+from localllm.server.fields import Body, type_name
+from localllm.server.http import JsonLines, encode_json, json_response, ollama_error, read_json, respond_when_done
+from localllm.server.messages import parse_messages
+from localllm.server.openai_chat import Choice, extension_headers, format_logprobs
+from localllm.server.request_options import MAX_LOGPROBS, parse_keep_alive, parse_options, parse_tools
+from localllm.server.response_stream import TokenEvent
+from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
+
+# Of Ollama's options, those of its runner: how this server was started decides them.
+RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread",
+                  "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa", "num_keep",
+                  "penalize_newline")  # fmt: skip
+LATEST = ":latest"  # the tag of a name without one
+
+
+@frozen
+class Form:
+    """How one of the two addresses writes its responses.
+
+    Attributes:
+        part: returns a response's fields for some text, reasoning and calls.  has_context: whether the last one has
+        the token ids of all that was read and written.
+    """
+
+    part: Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]
+    has_context: bool = False
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Answer a conversation, one JSON object a line; without messages, open the model or unload it."""
+    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    if not body.get_list("messages"):
+        return await load_model(service, body, CHAT)
+    messages = parse_messages([openai_message(message) for message in body.require_list("messages")])
+    return await respond(service, request, body, [messages], CHAT, started)
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """Answer a prompt: in the model's template, raw, or as what stands before `suffix`; without one as `chat`."""
+    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    prompt, suffix, images = body.get_text("prompt"), body.get_text("suffix"), body.get_list("images")
+    system, is_raw = body.get_text("system"), body.get_bool("raw")
+    body.reject("template", "the model's own template is used; send the finished text with raw")
+    if not prompt and not images and not suffix:
+        return await load_model(service, body, GENERATE)
+    if suffix:
+        return await respond(service, request, body, [Infill(prompt or "", suffix)], GENERATE, started)
+    if is_raw:
+        return await respond(service, request, body, [prompt or ""], GENERATE, started)
+    turns = [{"role": "system", "content": system}] if system else []
+    turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
+    return await respond(service, request, body, [parse_messages(turns)], GENERATE, started)
+
+
+def model_name(body: Body) -> str | None:
+    """Return the model's name without the tag that it has if it has none."""
+    name = body.get_text("model") or body.get_text("name")
+    return name.removesuffix(LATEST) if name else None
+
+
+def openai_message(message: Any) -> Any:
+    """Convert a message of Ollama's to OpenAI's: images are base64 beside the text, arguments objects."""
+    if not isinstance(message, Mapping):
+        return message
+    converted = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
+    if thinking := message.get("thinking"):
+        converted["reasoning_content"] = thinking
+    if name := message.get("tool_name"):
+        converted["name"] = name
+    if images := message.get("images"):
+        if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+            raise UsageError("images should be an array of strings in base64")
+        parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+        converted["content"] = [*parts, {"type": "text", "text": message.get("content") or ""}]
+    return converted
+
+
+def data_url(image: str) -> str:
+    return image if image.startswith("data:") else f"data:image/png;base64,{image}"
+
+
+def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
+    """Parse what both addresses share: options, format, tools, think. Raises UsageError."""
+    options = Body({**(body.get_mapping("options") or {}), "think": parse_think(body.get("think"))}, "options")
+    for name in RUNNER_OPTIONS:
+        if options.get(name) is not None:
+            body.ignore(name)
+    limit = options.get_limit("num_predict")
+    parsed = parse_options(options, limit, parse_format(body), parse_tools(body))
+    for name in options.ignored:
+        body.ignore(name)
+    top = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
+    has_logprobs = body.get_bool("logprobs") or bool(top)
+    top_logprobs, context = (top or 0) if has_logprobs else None, body.get_list("context") or ()
+    return GenerateRequest(model_name(body), prompts, parsed, top_logprobs=top_logprobs, context=context)
+
+
+def parse_think(value: Any) -> str | None:
+    """Parse `think`: a boolean or an effort. Raises UsageError."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"think should be a boolean, low, medium or high, not {type_name(value)}")
+    return value or None
+
+
+def parse_format(body: Body) -> Any:
+    """Parse `format`: "json", or a JSON schema. Raises UsageError."""
+    from localllm.generation.constraints.constraint import constraint_of
+
+    value = body.get("format")
+    if value in (None, ""):
+        return None
+    if value != "json" and not isinstance(value, Mapping):
+        raise UsageError('format should be "json" or a JSON schema')
+    return constraint_of({"type": "object"} if value == "json" else dict(value), None, None)
+
+
+async def load_model(service: Service, body: Body, form: Form) -> Response:
+    """Open a model, or unload it at once where `keep_alive` is 0."""
+    name, keep = model_name(body), parse_keep_alive(body)
+    async with service.pool.use(name, keep):
+        reason = "unload" if keep == 0 else "load"
+    head = response_head(service.pool.resolve(name).name)
+    return json_response({**head, **form.part("", "", ()), "done": True, "done_reason": reason})
+
+
+async def respond(
+    service: Service,
+    request: Request,
+    body: Body,
+    prompts: Sequence[Prompt | Infill],
+    form: Form,
+    started: float,
+) -> Response:
+    """Respond line by line, or in one object where `stream` is false. started: by `perf_counter`."""
+    is_streaming, query = body.get_optional_bool("stream") is not False, parse_request(body, prompts)
+    stream = await service.start(query, parse_keep_alive(body))
+    answer = Answer(stream, query, form, started, perf_counter() - started)
+    headers = extension_headers(body, stream)
+    if is_streaming:
+        return JsonLines(stream_lines(answer), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete(answer), headers, stream.close)
+
+
+class Answer:
+    """An answer as it is written, in Ollama's form."""
+
+    def __init__(self, stream: ResponseStream, query: GenerateRequest, form: Form, started: float, load_seconds: float):
+        self.stream = stream
+        self._query, self._form, self._started, self._load_seconds = query, form, started, load_seconds
+        self._choice = Choice()
+
+    async def parts(self) -> AsyncGenerator[dict[str, Any]]:
+        """Yield a response for each piece of text or reasoning, one with all calls, and the last one, without text.
+
+        Raises LocalllmError.
+        """
+        async with aclosing(self.stream.events()) as events:
+            async for _, event in events:
+                before = len(self._choice.text), len(self._choice.thinking)
+                self._choice.take(event)
+                text, thinking = "".join(self._choice.text[before[0] :]), "".join(self._choice.thinking[before[1] :])
+                if text or thinking or event.logprob:
+                    yield self._response(text, thinking, event=event)
+        if calls := self._whole_calls():
+            yield self._response("", "", calls)
+        yield self._last("", "", ())
+
+    def whole(self) -> dict[str, Any]:
+        """Return all in one response, when it is complete."""
+        choice = self._choice
+        last = self._last("".join(choice.text), "".join(choice.thinking), self._whole_calls())
+        return last | self._logprobs(choice.logprobs)
+
+    def _whole_calls(self) -> list[ToolCall]:
+        return [call for call in self._choice.calls if call.arguments is not None]
+
+    def _response(
+        self, text: str, thinking: str, calls: Sequence[ToolCall] = (), event: TokenEvent | None = None
+    ) -> dict[str, Any]:
+        tokens = [event.logprob] if event and event.logprob else []
+        head = response_head(self.stream.name)
+        return {**head, **self._form.part(text, thinking, calls), "done": False, **self._logprobs(tokens)}
+
+    def _logprobs(self, tokens: list[Any]) -> dict[str, Any]:
+        formatted = format_logprobs(tokens, self.stream, self._query) if tokens else None
+        return {"logprobs": formatted["content"]} if formatted else {}
+
+    def _last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        """Return the last response: why it ended, how many tokens took how many nanoseconds."""
+        completion = self.stream.completion()
+        return {
+            **response_head(self.stream.name),
+            **self._form.part(text, thinking, calls),
+            "done": True,
+            "done_reason": self._choice.finish_reason or "length",
+            **({"context": [*completion.ids]} if self._form.has_context else {}),
+            "total_duration": nanoseconds(perf_counter() - self._started),
+            "load_duration": nanoseconds(self._load_seconds),
+            "prompt_eval_count": completion.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(completion.prefill_s),
+            "eval_count": completion.completion_tokens,
+            "eval_duration": nanoseconds(completion.decode_s),
+        }
+
+
+def response_head(name: str) -> dict[str, Any]:
+    """Return the fields with which each object of a response begins."""
+    return {"model": name, "created_at": timestamp(datetime.now(UTC))}
+
+
+def timestamp(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return what /api/chat has for a piece of an answer: a message."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"index": index, "name": call.name, "arguments": call.arguments}}
+            for index, call in enumerate(calls)
+        ]
+    return {"message": message}
+
+
+def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return what /api/generate has for it."""
+    return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+CHAT, GENERATE = Form(chat_part), Form(generate_part, has_context=True)
+
+
+async def complete(answer: Answer) -> dict[str, Any]:
+    """Return the complete response."""
+    try:
+        async for _ in answer.parts():
+            pass
+        return answer.whole()
+    finally:
+        await answer.stream.close()
+
+
+async def stream_lines(answer: Answer) -> AsyncGenerator[bytes]:
+    """Yield the responses as lines of JSON; an error is the last one."""
+    try:
+        async for part in answer.parts():
+            yield encode_json(part) + b"\n"
+    except Exception as error:
+        yield encode_json(ollama_error(error)) + b"\n"
+    finally:
+        await answer.stream.close()

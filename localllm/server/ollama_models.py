@@ -1,0 +1,248 @@
+"""Ollama's interface for models: /api/tags, /api/show, /api/ps, /api/version, /api/embed and /api/embeddings.
+
+Source: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.arch import architecture
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.projectors import projector_bytes
+from localllm.frozen import frozen
+from localllm.server.embeddings import count_tokens, parse_texts, run_exclusively
+from localllm.server.fields import Body
+from localllm.server.http import RejectedRequestError, json_response, read_json, run_until_disconnect
+from localllm.server.model_pool import ModelEntry
+from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
+from localllm.server.openai_chat import extension_headers
+from localllm.server.request_options import parse_keep_alive
+from localllm.server.service import Service
+from localllm.text.infill_tokens import TEXTS as INFILL_TEXTS
+from localllm.text.infill_tokens import read_infill_tokens
+
+VERSION = "0.12.6"  # Ollama's whose interface this is: programs ask for a least one
+FOREVER = timedelta(days=36500)  # how long a model stays that is never unloaded
+
+
+@frozen
+class Facts:
+    """What a file's header says of a model.
+
+    Attributes:
+        architecture: as in its metadata.  parameters: how many.  format: such as Q4_K_M.  context: None if unknown.
+        size: bytes.  digest: of its path, size and time, not of its bytes, which would take minutes to read.
+        template: the chat template, "" if there is none.  capabilities: in Ollama's words.
+        metadata: without lists of tokens.
+    """
+
+    architecture: str
+    parameters: int
+    format: str
+    context: int | None
+    size: int
+    digest: str
+    template: str
+    capabilities: tuple[str, ...]
+    metadata: dict[str, Any]
+
+
+def facts_of(entry: ModelEntry) -> Facts:
+    """Read a model's header, once for each state of the file. Raises ModelError."""
+    try:
+        state = os.stat(entry.path)
+    except OSError as error:
+        raise ModelError(f"cannot read {entry.name}: {error.strerror}") from None
+    return read_facts(entry.path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=256)
+def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
+    """Read the header of a file with this time and size."""
+    digest = hashlib.sha256(f"{os.path.realpath(path)}\0{mtime_ns}\0{size}".encode()).hexdigest()
+    with GGUFFile.open(path, needed=()) as file:
+        metadata = file.metadata
+        template = metadata.get("tokenizer.chat_template")
+        name = str(metadata.get("general.architecture", "unknown"))
+        context = metadata.get(f"{name}.context_length")
+        return Facts(
+            name,
+            file.parameters,
+            file.type_name,
+            context if isinstance(context, int) else None,
+            size,
+            digest,
+            template if isinstance(template, str) else "",
+            capabilities(file, template if isinstance(template, str) else ""),
+            {key: value for key, value in metadata.items() if isinstance(value, str | int | float | bool)},
+        )
+
+
+def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
+    """Return what a model can do: its template knows of tools and thoughts, its vocabulary of gaps."""
+    try:
+        _, h = architecture(file)
+    except (ModelError, UnsupportedError):
+        return ()
+    if h.looks_ahead and not h.fills:
+        return ("embedding",)
+    found = {
+        "completion": True,
+        "tools": "tools" in template,
+        "thinking": "think" in template,
+        "insert": has_infill_tokens(file.metadata),
+        "vision": projector_bytes(file.path) > 0,
+    }
+    return tuple(name for name, has in found.items() if has)
+
+
+def has_infill_tokens(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a vocabulary has the tokens for filling in the middle."""
+    wanted = {text for texts in INFILL_TEXTS.values() for text in texts}
+    tokens = metadata.get("tokenizer.ggml.tokens") or ()
+    found = {text: token for token, text in enumerate(tokens) if text in wanted}
+    return read_infill_tokens(metadata, found.get, len(tokens)) is not None
+
+
+def details(facts: Facts) -> dict[str, Any]:
+    """Format what Ollama says of a model everywhere."""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts.architecture,
+        "families": [facts.architecture],
+        "parameter_size": human_count(facts.parameters),
+        "quantization_level": facts.format,
+    }
+
+
+def human_count(number: int) -> str:
+    """Format a count as Ollama does: 494.03M, 1.5B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if unit == "B" else f"{number / size:.2f}{unit}"
+    return str(number)
+
+
+def describe(entry: ModelEntry, facts: Facts) -> dict[str, Any]:
+    """Format a model as lists have it."""
+    return {
+        "name": entry.name,
+        "model": entry.name,
+        "size": facts.size,
+        "digest": facts.digest,
+        "details": details(facts),
+    }
+
+
+async def list_tags(service: Service, request: Request) -> Response:
+    """List all models; one whose file cannot be read is left out."""
+
+    def read() -> list[dict[str, Any]]:
+        models = []
+        for entry in service.pool.entries.values():
+            try:
+                models.append({**describe(entry, facts_of(entry)), "modified_at": modified_at(entry)})
+            except ModelError:
+                continue
+        return models
+
+    return json_response({"models": await asyncio.to_thread(read)})
+
+
+def modified_at(entry: ModelEntry) -> str:
+    return timestamp(datetime.fromtimestamp(entry.created, UTC))
+
+
+async def show_model(service: Service, request: Request) -> Response:
+    """Describe one model: its template, metadata and capabilities."""
+    body = Body(await read_json(request, service.limits, any_type=True))
+    entry = service.pool.resolve(model_name(body))
+    facts = await asyncio.to_thread(facts_of, entry)
+    body.get_bool("verbose")
+    description = {
+        "modelfile": f"# {entry.name}, a GGUF file\nFROM {os.path.basename(entry.path)}\n",
+        "parameters": "",
+        "template": facts.template,
+        "details": details(facts),
+        "model_info": facts.metadata | {"general.parameter_count": facts.parameters},
+        "capabilities": [*facts.capabilities],
+        "modified_at": modified_at(entry),
+    }
+    return json_response(description, headers=extension_headers(body))
+
+
+async def list_running(service: Service, request: Request) -> Response:
+    """List the open models and when they will be unloaded."""
+    models = []
+    for entry in service.pool.entries.values():
+        if (model := entry.model) is None:
+            continue
+        timer, held = entry.shared.idle_timer, entry.shared.held_bytes
+        rest = timer.when() - asyncio.get_running_loop().time() if timer and not timer.cancelled() else None
+        expires = datetime.now(UTC) + (FOREVER if rest is None else timedelta(seconds=max(0.0, rest)))
+        try:
+            facts = await asyncio.to_thread(facts_of, entry)
+        except ModelError:  # the file is gone, or no longer one
+            continue
+        in_use = {"size": held, "size_vram": 0 if model.device == "CPU" else held}
+        times = {"expires_at": timestamp(expires), "context_length": model.context}
+        models.append({**describe(entry, facts), **in_use, **times})
+    return json_response({"models": models})
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Return the version of Ollama's interface."""
+    return json_response({"version": VERSION})
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Return an embedding of each text of `input`; longer ones are cut unless `truncate` is false."""
+    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    texts, dims = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1)
+    cuts = body.get_optional_bool("truncate") is not False
+    vectors, count = await embed_texts(service, request, body, texts, dims, cuts)
+    seconds = nanoseconds(perf_counter() - started)
+    answer = {"embeddings": vectors, "total_duration": seconds, "load_duration": 0, "prompt_eval_count": count}
+    name = service.pool.resolve(model_name(body)).name
+    return json_response({"model": name, **answer}, headers=extension_headers(body))
+
+
+async def embed_prompt(service: Service, request: Request) -> Response:
+    """Return the embedding of `prompt`, as before /api/embed."""
+    body = Body(await read_json(request, service.limits, any_type=True))
+    vectors, _ = await embed_texts(service, request, body, [body.require_text("prompt")], None, True)
+    return json_response({"embedding": vectors[0]}, headers=extension_headers(body))
+
+
+async def embed_texts(
+    service: Service, request: Request, body: Body, texts: list[str], dims: int | None, cuts: bool
+) -> tuple[list[list[float]], int]:
+    """Return the texts' embeddings and the number of their tokens. Raises LocalllmError."""
+    body.get_mapping("options")
+    async with service.pool.use(model_name(body), parse_keep_alive(body)) as worker:
+        model = worker.model
+        overflow = "cut" if cuts else "refuse"
+        vectors = await run_until_disconnect(
+            request.receive, run_exclusively(lambda: model.embed(texts, dims, True, None, overflow), "input")
+        )
+        lengths = await asyncio.to_thread(lambda: [count_tokens(text, model.tokenizer) for text in texts])
+        return [vector.tolist() for vector in vectors], sum(min(length, model.context) for length in lengths)
+
+
+async def refuse_change(service: Service, request: Request) -> Response:
+    """Refuse what changes the models of a server: it serves those it was started with."""
+    name = request.url.path.rpartition("/")[2]
+    raise RejectedRequestError(
+        501, f"this server does not {name} models; `localllm pull` and `localllm rm` do, before it is started"
+    )

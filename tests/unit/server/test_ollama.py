@@ -1,0 +1,184 @@
+"""localllm serve as Ollama's clients use it: the package ollama, and curl as Ollama's documentation has it."""
+
+import json
+
+import pytest
+from served import Reply, Served, prompt_of_latest, scripted, serving
+from tiny_model import write_tiny_model
+
+from localllm.errors import UsageError
+from localllm.server.fields import Body
+from localllm.server.ollama_chat import parse_request
+from localllm.server.ollama_models import human_count
+from tests.integration.test_serve import GUIDE
+from tests.integration.test_serve_clients import SCRIPT, THINKING
+from tests.integration.test_serve_tools import ROME, TOOLS
+from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.test_infill import write_fim_model
+
+HELLO = [{"role": "user", "content": "hello"}]
+TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    path = write_tiny_model(folder / "tiny.gguf", chat_template=THINKING)
+    fim = str(write_fim_model(folder))
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE, "fim": fim}) as found:
+        yield found
+
+
+def lines(reply: Reply) -> list[dict]:
+    assert reply.status == 200 and reply.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in reply.body.decode().splitlines()]
+
+
+# ---- answers
+
+
+def test_chat_streams_lines_unless_told_otherwise(served: Served):
+    body = {"model": "scripted", "messages": HELLO}
+    parts = lines(served.post("/api/chat", body))
+    assert "".join(part["message"]["content"] for part in parts) == "Hello there."
+    assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    last, whole = parts[-1], served.post("/api/chat", {**body, "stream": False}).json
+    assert last["done_reason"] == "stop" and last["message"] == {"role": "assistant", "content": ""}
+    assert whole["message"] == {"role": "assistant", "content": "Hello there."} and whole["model"] == "scripted"
+    assert whole["eval_count"] == last["eval_count"] == 10 and whole["prompt_eval_count"] > 0
+    assert all(isinstance(whole[name], int) and whole[name] >= 0 for name in TIMES)
+
+
+def test_generate_uses_the_template_unless_raw(served: Served):
+    whole = served.post("/api/generate", {"model": "scripted:latest", "prompt": "hello", "stream": False}).json
+    assert whole["response"] == "Hello there." and whole["done_reason"] == "stop"
+    assert "<|im_start|>user\nhello" in prompt_of_latest(served, "scripted")
+    served.post("/api/generate", {"model": "scripted", "prompt": "hello", "system": "Be kind.", "stream": False})
+    assert "Be kind." in prompt_of_latest(served, "scripted")
+    raw = {"model": "guide", "prompt": "GGUF is", "raw": True, "options": {"num_predict": 4, "temperature": 0}}
+    parts = lines(served.post("/api/generate", raw))
+    completion = {"model": "guide", "prompt": "GGUF is", "max_tokens": 4, "temperature": 0}
+    text = served.post("/v1/completions", completion).json["choices"][0]["text"]
+    assert "".join(part["response"] for part in parts) == text and parts[-1]["done_reason"] == "length"
+
+
+def test_context_goes_on_with_what_was_said(served: Served):
+    first = served.post("/api/generate", {"model": "scripted", "prompt": "hello", "stream": False}).json
+    again = {"model": "scripted", "prompt": "think", "context": first["context"], "stream": False}
+    assert served.post("/api/generate", again).json["response"] == "It is four."
+    read = prompt_of_latest(served, "scripted")
+    assert read.index("hello") < read.index("Hello there.") < read.index("think")
+    assert served.post("/api/generate", {**again, "context": ["x"]}).status == 400
+
+
+def test_thoughts_are_apart(served: Served):
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "think"}]}
+    message = served.post("/api/chat", {**body, "stream": False, "think": True}).json["message"]
+    assert message == {"role": "assistant", "content": "It is four.", "thinking": "Hm, well."}
+    parts = lines(served.post("/api/chat", body))
+    assert "".join(part["message"].get("thinking", "") for part in parts) == "Hm, well."
+    assert served.post("/api/chat", {**body, "think": 3}).status == 400
+
+
+def test_suffix_fills_the_middle(served: Served):
+    options = {"num_predict": 6, "temperature": 0}
+    body = {"model": "fim", "prompt": "hello", "suffix": "world", "stream": False, "options": options}
+    other = {"model": "fim", "prompt": "hello", "suffix": "world", "max_tokens": 6, "temperature": 0}
+    text = served.post("/v1/completions", other).json["choices"][0]["text"]
+    assert served.post("/api/generate", body).json["response"] == text
+
+
+def test_format_is_a_schema_or_json(served: Served):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    body = {"model": "guide", "messages": HELLO, "stream": False, "format": schema, "options": {"seed": 3}}
+    assert isinstance(json.loads(served.post("/api/chat", body).json["message"]["content"])["n"], int)
+    assert served.post("/api/chat", {**body, "format": "xml"}).status == 400
+    assert parse_request(Body({"format": "json"}), ["a"]).options.constraint is not None
+
+
+def test_options_by_their_names():
+    options = {"num_predict": -1, "top_k": 3, "typical_p": 0.5, "stop": ["a"], "num_ctx": 4096, "magic": 1}
+    body = Body({"model": "a:latest", "options": options})
+    parsed = parse_request(body, ["x"])
+    assert parsed.model == "a" and parsed.options.max_tokens is None and parsed.options.stop == ("a",)
+    assert (parsed.options.sampling.top_k, parsed.options.sampling.typical) == (3, 0.5)
+    assert body.ignored == ["num_ctx", "magic"]
+    with pytest.raises(UsageError, match=r"options\.num_predict should be an integer"):
+        parse_request(Body({"options": {"num_predict": "x"}}), ["x"])
+
+
+def test_logprobs(served: Served):
+    body = {"model": "scripted", "messages": HELLO, "stream": False, "logprobs": True, "top_logprobs": 2}
+    logprobs = served.post("/api/chat", body).json["logprobs"]
+    assert len(logprobs) == 10 and len(logprobs[0]["top_logprobs"]) == 2
+
+
+# ---- models
+
+
+def test_models_are_listed_and_described(served: Served):
+    models = served.get("/api/tags").json["models"]
+    assert [model["name"] for model in models] == ["guide", "fim"]  # scripted has no file
+    assert models[0]["details"]["format"] == "gguf" and models[0]["size"] > 0 and len(models[0]["digest"]) == 64
+    shown = served.post("/api/show", {"model": "fim"}).json
+    assert {"completion", "insert"} <= {*shown["capabilities"]} and "general.architecture" in shown["model_info"]
+    assert "insert" not in served.post("/api/show", {"name": "guide"}).json["capabilities"]
+    assert served.post("/api/show", {"model": "nobody"}).json["error"].startswith("model 'nobody' not found")
+    assert served.get("/api/version").json["version"].count(".") == 2
+
+
+def test_models_are_opened_and_unloaded(served: Served):
+    assert served.post("/api/generate", {"model": "guide"}).json["done_reason"] == "load"
+    (running,) = [model for model in served.get("/api/ps").json["models"] if model["name"] == "guide"]
+    assert running["context_length"] > 0 and running["size_vram"] == 0 and running["expires_at"] > "2100"
+    gone = served.post("/api/chat", {"model": "guide", "messages": [], "keep_alive": 0}).json
+    assert gone["done_reason"] == "unload" and gone["message"]["content"] == ""
+    assert served.post("/api/pull", {"model": "guide"}).status == 501
+
+
+def test_what_a_page_sends_has_to_be_json(served: Served):
+    data = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert served.ask("POST", "/api/chat", data, form).status == 200  # curl -d
+    assert served.ask("POST", "/api/chat", data, {**form, "Sec-Fetch-Site": "none"}).status == 415
+    assert served.ask("POST", "/v1/chat/completions", data, form).status == 415
+
+
+def test_counts_as_ollama_writes_them():
+    assert [human_count(n) for n in (999, 12_500, 494_030_000, 1_540_000_000)] == ["999", "12.50K", "494.03M", "1.5B"]
+
+
+# ---- the package
+
+
+def test_package(served: Served):
+    ollama = pytest.importorskip("ollama", reason="needs the package ollama, of the extra dev")
+    client = ollama.Client(host=served.url)
+    assert [model.model for model in client.list().models] == ["guide", "fim"]
+    assert client.chat("scripted", HELLO).message.content == "Hello there."
+    chunks = client.chat("scripted", HELLO, stream=True)
+    assert "".join(chunk.message.content for chunk in chunks) == "Hello there."
+
+    asked = client.chat("scripted", [{"role": "user", "content": "call"}], tools=TOOLS)
+    assert [(call.function.name, call.function.arguments) for call in asked.message.tool_calls] == [ROME, ("now", {})]
+    results = [{"role": "tool", "tool_name": call.function.name, "content": "sun"} for call in asked.message.tool_calls]
+    turns = [*HELLO, asked.message, *results, {"role": "user", "content": "sun"}]
+    assert client.chat("scripted", turns, tools=TOOLS).message.content == "It is sunny."
+    assert client.generate("scripted", "hello").response == "Hello there."
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        client.chat("nobody", HELLO)
+
+
+def test_package_embeds(tmp_path):
+    ollama = pytest.importorskip("ollama", reason="needs the package ollama, of the extra dev")
+    with serving({"bert": str(with_words("bert", tmp_path / "bert.gguf"))}) as served:
+        client = ollama.Client(host=served.url)
+        body = {"model": "bert", "input": ["the cat", "words"]}
+        expected = [item["embedding"] for item in served.post("/v1/embeddings", body).json["data"]]
+        found = client.embed("bert", body["input"])
+        assert found.embeddings == expected and found.prompt_eval_count > 2
+        assert client.embeddings("bert", "the cat").embedding == pytest.approx(expected[0], abs=1e-4)
+        assert client.show("bert").capabilities == ["embedding"]
+        assert len(client.embed("bert", ["cat " * 2000]).embeddings) == 1  # cut
+        with pytest.raises(ollama.ResponseError, match="truncate"):
+            client.embed("bert", ["cat " * 2000], truncate=False)
