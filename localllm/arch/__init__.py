@@ -1,8 +1,9 @@
 """The architectures, one file each; a file's general.architecture names the one to use."""
 
 from importlib import import_module
-from types import ModuleType
+from typing import cast
 
+from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields, require_general, require_kinds
 from localllm.arch.metadata_consistency import require_agreement, require_asked
@@ -173,10 +174,8 @@ REFUSED = {
 }
 
 
-def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
-    """Return the module for a model (its `read(fields)` and `forward(builder, weights, hyperparameters)`).
-
-    And what it reads.
+def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
+    """Return the family of a model, and its hyperparameters.
 
     Raises ModelError if the architecture is not supported, or the file lacks what it needs or has what it cannot mean.
     """
@@ -189,8 +188,8 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)
-    module = import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}")
+    family = cast(Family, import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}"))
     fields.asked.clear()  # by the checks
-    hyperparameters = module.read(fields)
+    hyperparameters = family.read(fields)
     require_asked(fields)
-    return module, hyperparameters
+    return family, hyperparameters

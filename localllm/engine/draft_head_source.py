@@ -1,12 +1,12 @@
 """Find a draft head before it runs: a layer of the model's own, or the head in another file."""
 
 from collections.abc import Callable, Collection
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.arch.families import eagle3
+from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import Fields, require_general, require_kinds
@@ -45,7 +45,7 @@ class DraftHeadSource(NamedTuple):
     tokens: np.ndarray | None = None
 
 
-def own_layer(file: GGUFFile, model: ModuleType, h: Any) -> DraftHeadSource:
+def own_layer(file: GGUFFile, model: DraftingFamily, h: Any) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]

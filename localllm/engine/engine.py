@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
-from types import ModuleType
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.weights import Weights
@@ -64,7 +64,7 @@ class Engine:
         self,
         file: GGUFFile,
         options: EngineOptions | None = None,
-        found: tuple[ModuleType, Hyperparameters] | None = None,
+        found: tuple[Family, Hyperparameters] | None = None,
     ):
         """Trace the model and build its backend.
 
@@ -83,7 +83,8 @@ class Engine:
         weights = Weights(file.tensors)
         self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
         self._guesser: DraftHeadSource | None = None
-        if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
+        drafts = options.backend == "cpu" and has_guessing_layer(weights, self.hyperparameters)
+        if drafts and isinstance(model, DraftingFamily):
             self._guesser = own_layer(file, model, self.hyperparameters)
         self._shown = hidden_state_tap(self._guesser)
         recorder = self._record(self._shown)

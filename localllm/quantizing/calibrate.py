@@ -159,7 +159,7 @@ class Calibration:
     ) -> BatchedActivations | None:
         """Run the model over chunks with these matrices: logits of all tokens, None if the matrices stopped the run."""
         last, shared = self._analyze(chunks)
-        builder = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
+        builder: Any = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
         try:
             weights = Weights(self._file.tensors)
             last_hidden: BatchedActivations | None = self._model.forward(builder, weights, self._hyperparameters)

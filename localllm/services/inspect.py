@@ -10,6 +10,7 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.attention import Transformer
+from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import cache_bytes
@@ -149,7 +150,7 @@ def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
     weights = Weights(file.tensors)
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
     there = [[weight.tensor for weight in block] for block in blocks if block]
-    is_used = bool(there and h) and hasattr(architecture(file)[0], "guess") and has_guessing_layer(weights, h)
+    is_used = bool(there and h) and isinstance(architecture(file)[0], DraftingFamily) and has_guessing_layer(weights, h)
     return {"layers": len(there), "bytes": sum(one.nbytes for block in there for one in block), "used": is_used}
 
 
