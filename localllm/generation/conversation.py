@@ -133,3 +133,13 @@ class Conversation:
         if self._answer is not None:
             self._answer.close()
         return self._settled()
+
+
+def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
+    """Return whether a prompt is messages."""
+    return isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
+
+
+def has_calls(message: Message) -> bool:
+    """Whether it is of tools: calls, or what came of one."""
+    return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.arguments import AnswerArguments, CallArguments, ChatArguments, gather_options
+from localllm.generation.conversation import is_conversation
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.request import Completion, Request
-from localllm.generation.session import Session, is_conversation
+from localllm.generation.session import Session
 from localllm.text.marker_escaping import Message
 from localllm.values import require_several, require_text, whole_number
 

@@ -20,7 +20,7 @@ from localllm.generation.chunked_prefill import HEARD, end_of_run, piece
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
-from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator
+from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, logits_for, span_of
 from localllm.generation.step_batcher import BatchMember
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
@@ -404,23 +404,6 @@ class Scheduler:
             self._cache.discard(answering)
         self.running = [one for one in self.running if one.request is not request]
         self.waiting = deque(one for one in self.waiting if one.request is not request)
-
-
-def span_of(answering: Completion, count: int) -> AnswerSpan:
-    """Return the next tokens of an answer that are to be read, or of its prompt."""
-    held, ids = answering.held, answering.ids
-    return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
-
-
-def logits_for(work: list[AnswerSpan]) -> str:
-    """Return which logits a run has to give."""
-    wanted = "none"
-    for one in work:
-        if one.draft:
-            return "all"
-        if one.is_end:
-            wanted = "last"
-    return wanted
 
 
 def pages_of(tokens: int) -> int:

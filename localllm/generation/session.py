@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm.errors import UsageError
 from localllm.generation.chat_format import ChatFormat, begun_answer, render_up_to
 from localllm.generation.context_overflow import SINKS
-from localllm.generation.conversation import Conversation, PartialAnswer
+from localllm.generation.conversation import Conversation, PartialAnswer, has_calls, is_conversation
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import common
@@ -386,16 +386,6 @@ class Session(Conversation):
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
         return kept, self._read(system + kept, options)
-
-
-def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
-    """Return whether a prompt is messages."""
-    return isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
-
-
-def has_calls(message: Message) -> bool:
-    """Whether it is of tools: calls, or what came of one."""
-    return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
 def blind(image: Any) -> "EncodedImage":

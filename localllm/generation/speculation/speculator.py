@@ -36,6 +36,23 @@ class AnswerSpan(NamedTuple):
     is_end: bool = True
 
 
+def span_of(answering: Completion, count: int) -> AnswerSpan:
+    """Return the next tokens of an answer that are to be read, or of its prompt."""
+    held, ids = answering.held, answering.ids
+    return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
+
+
+def logits_for(work: list[AnswerSpan]) -> str:
+    """Return which logits a run has to give."""
+    wanted = "none"
+    for one in work:
+        if one.draft:
+            return "all"
+        if one.is_end:
+            wanted = "last"
+    return wanted
+
+
 class Speculator:
     """Guesses for answers that are made together, which know together what steps cost."""
 

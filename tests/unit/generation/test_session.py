@@ -19,11 +19,11 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
-from localllm.generation.conversation import Conversation, PartialAnswer
+from localllm.generation.conversation import Conversation, PartialAnswer, has_calls
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.session import Prompt, Session, blind, has_calls
+from localllm.generation.session import Prompt, Session, blind
 from localllm.generation.vision import image_encoder as eye
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.generation.vision.image_encoder import ImageEncoder

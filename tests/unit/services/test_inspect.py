@@ -203,7 +203,8 @@ def test_layers_that_guess(
         def block(self, layer: int) -> Any:
             return SimpleNamespace(all=lambda: blocks.get(layer, []))
 
-    module = SimpleNamespace(guess=print) if has_guess else SimpleNamespace()
+    functions = {"read": print, "forward": print} | ({"guess": print} if has_guess else {})
+    module = SimpleNamespace(**functions)
     monkeypatch.setattr(inspect, "Weights", Weights)
     monkeypatch.setattr(inspect, "architecture", lambda file: (module, None))
     monkeypatch.setattr(inspect, "has_guessing_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
