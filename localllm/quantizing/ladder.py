@@ -144,7 +144,7 @@ class PartFile:
 
     def write(self, data: np.ndarray | bytes) -> None:
         """Append bytes. Raises LocalllmError."""
-        rest = memoryview(data).cast("B")
+        rest = memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays have buffers
         self._digest.update(rest)
         try:
             while rest.nbytes:

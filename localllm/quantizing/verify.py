@@ -118,11 +118,11 @@ def report_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener,
         return TensorReport(name, format, shape, str(error).partition(": ")[2] or str(error))
     groups = np.concatenate([part.groups for part in parts])
     lost, whole = sum(part.lost for part in parts), sum(part.whole for part in parts)
-    error = None if theirs is None else float(np.sqrt(lost / whole)) if whole else float(lost > 0)
+    distance = None if theirs is None else float(np.sqrt(lost / whole)) if whole else float(lost > 0)
     median = float(np.median(groups[groups > 0])) if (groups > 0).any() else 0.0
     spread = float(np.sqrt(groups.max() / median)) if median else 1.0
     largest = max(part.largest for part in parts)
-    return TensorReport(name, format, shape, None, error, largest, spread, largest == 0)
+    return TensorReport(name, format, shape, None, distance, largest, spread, largest == 0)
 
 
 @frozen

@@ -14,6 +14,8 @@ from localllm.cli.terminal.render import columns, count, one_line
 from localllm.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from localllm.quantizing.verify import Verification
 
 
@@ -66,7 +68,7 @@ def verify(
         raise ModelError(f"{path}: {found.problems[0].removeprefix(f'{path}: ')}{more(found.problems)}")
 
 
-def more(lines: "list[str] | tuple[str, ...]") -> str:
+def more(lines: "Sequence[str]") -> str:
     return f" (and {len(lines) - 1} more problems)" if len(lines) > 1 else ""
 
 
