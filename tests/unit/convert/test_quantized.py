@@ -263,12 +263,13 @@ def test_from_the_command_line(tmp_path: Path, cli, case: str):
     assert cli("run", tmp_path / "out.gguf", "-p", "Hi", "-n", "1")[0] == 0
 
 
-@pytest.mark.parametrize(("case", "bits"), [("ct-w4a16", 32), ("ct-w4a16", 64)])
-def test_codes_stay_where_a_format_says_the_same(tmp_path: Path, cli, monkeypatch, case: str, bits: int):
-    """Q4_0 has numbers of 4 bits with a float16 scale for 32: nothing is rounded again."""
-    monkeypatch.setitem(CASES, case, (CASES[case][0], lambda r, c: packed(r, c, size=32)))
+@pytest.mark.parametrize(("case", "format"), [("ct-w4a16", "Q4_0"), ("ct-mxfp4", "MXFP4")])
+def test_codes_stay_where_a_format_says_the_same(tmp_path: Path, cli, monkeypatch, case: str, format: str):
+    """Q4_0 has numbers of 4 bits with a float16 scale for 32, MXFP4 the same blocks: nothing is rounded again."""
+    if case == "ct-w4a16":
+        monkeypatch.setitem(CASES, case, (CASES[case][0], lambda r, c: packed(r, c, size=32)))
     meant = write_quantized(tmp_path / "model", case)
-    assert cli("quantize", tmp_path / "model", tmp_path / "out.gguf", "Q4_0")[0] == 0
+    assert cli("quantize", tmp_path / "model", tmp_path / "out.gguf", format, "--pure")[0] == 0
     from localllm.files.gguf.file import GGUFFile
     from localllm.kernels.reference import dequantize
 
