@@ -18,7 +18,7 @@ from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.sampling.options import recommended
+from localllm.generation.sampling.options import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.generation.speculation.eagle import uses_head
@@ -71,7 +71,7 @@ class Model(GenerationMixin):
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
-        advice, ignored = recommended(file.metadata, str(file.path))
+        advice, ignored = read_recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
         if self.context > self.trained_context:
             trained = f"{self.trained_context} tokens that the model was trained for"
@@ -161,7 +161,9 @@ class Model(GenerationMixin):
         """
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
-        made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
+        made = self._open_engine(
+            "embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling)
+        )
         options = EmbedOptions(dims, normalize, role, overflow, max_tokens)
         result: np.ndarray = made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
         return result
@@ -173,11 +175,11 @@ class Model(GenerationMixin):
         """
         from localllm.generation.embedding.reranker import Reranker
 
-        made = self._opened("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
+        made = self._open_engine("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
         result: np.ndarray = made.rerank(query, require_several("texts", texts), cut)
         return result
 
-    def _opened(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
+    def _open_engine(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
         """Return an encoder of whole texts; it is made at the first call and closed with the model."""
         from localllm.engine.options import EngineOptions
 

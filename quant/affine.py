@@ -113,7 +113,7 @@ def fit(w, wx, wl, wll, wlx, highest):
 
 
 @inlined
-def predicted_error(w, wx, wxx, wl, wll, wlx, scale, low):
+def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
     """Compute the error from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
@@ -146,7 +146,7 @@ def search_block(s, b, top, highest):
             wl, wll, wlx = code_sums(x, weight, b, s.grid_scale[step], s.grid_low[step], top)
             scale, low = fit(w, wx, wl, wll, wlx, highest)
             s.grid_scale[step], s.grid_low[step] = scale, low
-            error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+            error = predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
             if refit == REFITS - 1 and error < least:
                 least = error
                 s.scale[b], s.low[b] = scale, low
@@ -204,14 +204,14 @@ def round_block(s, b, top, steps, factor, low_factor):
         scale = factor * k
         wl, wll, wlx = code_sums(s.x, s.weight, b, scale, start_low, top)
         m = min(max(np.rint((scale * wl - wx) / w * low_inverse), ZERO), steps)
-        error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, -low_factor * m)
+        error = predict_error(w, wx, wxx, wl, wll, wlx, scale, -low_factor * m)
         if error < least:
             least = error
             s.k[b], s.m[b] = k, m
     scale, low = factor * s.k[b], -low_factor * s.m[b]
     wl, wll, wlx = code_sums(s.x, s.weight, b, scale, low, top)
     s.sum_wl[b], s.sum_wll[b], s.sum_wlx[b] = wl, wll, wlx
-    return predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+    return predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
 
 
 @inlined
@@ -266,7 +266,7 @@ def search_plain_block(s, top, unit):
         scale = half_of(scale, unit)
         low = nearest_half((wx - scale * wl) / w * unit) / unit
         wl, wll, wlx = code_sums(s.x, s.weight, 0, scale, low, top)
-        error = predicted_error(w, wx, wxx, wl, wll, wlx, scale, low)
+        error = predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
         if error >= least:
             break
         best_scale, best_low, least = scale, low, error

@@ -25,7 +25,7 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
     return (importance / mean + LEAST_IMPORTANCE).astype(np.float32)
 
 
-def weighted(search: Callable) -> Encoder:
+def with_weights(search: Callable) -> Encoder:
     """Make an encoder from a search that always needs column weights."""
 
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
@@ -38,25 +38,25 @@ ENCODERS: dict[str, Encoder] = {
     "F32": floats.encode_f32,
     "F16": floats.encode_f16,
     "BF16": floats.encode_bf16,
-    "Q1_0": weighted(q1_0.encode_q1_0),
-    "Q2_0": weighted(symmetric.plain_blocks("Q2_0", 24, f32(-0.7), f32(0.3))),
-    "Q4_0": weighted(symmetric.plain_blocks("Q4_0")),
-    "Q4_1": weighted(affine.plain_blocks("Q4_1")),
-    "Q5_0": weighted(symmetric.plain_blocks("Q5_0")),
-    "Q5_1": weighted(affine.plain_blocks("Q5_1")),
-    "Q8_0": weighted(q8_0.encode_q8_0),
-    "Q2_K": weighted(affine.super_blocks("Q2_K")),
-    "Q3_K": weighted(symmetric.super_blocks("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)),
-    "Q4_K": weighted(affine.super_blocks("Q4_K")),
-    "Q5_K": weighted(affine.super_blocks("Q5_K")),
+    "Q1_0": with_weights(q1_0.encode_q1_0),
+    "Q2_0": with_weights(symmetric.plain_blocks("Q2_0", 24, f32(-0.7), f32(0.3))),
+    "Q4_0": with_weights(symmetric.plain_blocks("Q4_0")),
+    "Q4_1": with_weights(affine.plain_blocks("Q4_1")),
+    "Q5_0": with_weights(symmetric.plain_blocks("Q5_0")),
+    "Q5_1": with_weights(affine.plain_blocks("Q5_1")),
+    "Q8_0": with_weights(q8_0.encode_q8_0),
+    "Q2_K": with_weights(affine.super_blocks("Q2_K")),
+    "Q3_K": with_weights(symmetric.super_blocks("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)),
+    "Q4_K": with_weights(affine.super_blocks("Q4_K")),
+    "Q5_K": with_weights(affine.super_blocks("Q5_K")),
     # Integers for scales are so close that trying many of them finds more than a grid of free scales: 5 % of the error.
-    "Q6_K": weighted(symmetric.super_blocks("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)),
-    "IQ4_NL": weighted(iq4.encode_iq4_nl),
-    "IQ4_XS": weighted(iq4.encode_iq4_xs),
-    "MXFP4": weighted(mxfp4.encode_mxfp4),
-    "TQ1_0": weighted(ternary.encode_tq1_0),
-    "TQ2_0": weighted(ternary.encode_tq2_0),
-    **{name: weighted(search) for name, search in iq.ENCODERS.items()},
+    "Q6_K": with_weights(symmetric.super_blocks("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)),
+    "IQ4_NL": with_weights(iq4.encode_iq4_nl),
+    "IQ4_XS": with_weights(iq4.encode_iq4_xs),
+    "MXFP4": with_weights(mxfp4.encode_mxfp4),
+    "TQ1_0": with_weights(ternary.encode_tq1_0),
+    "TQ2_0": with_weights(ternary.encode_tq2_0),
+    **{name: with_weights(search) for name, search in iq.ENCODERS.items()},
 }
 
 

@@ -125,7 +125,7 @@ class Feedback:
             blocks = encode(name, targets, self._importance_of(name, part))
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
             if name in OPENABLE:
-                codes.append(self._chosen(name, blocks, targets, weights[:, part], part))
+                codes.append(self._choose_codes(name, blocks, targets, weights[:, part], part))
                 lost[:, part] = codes[-1].lost
             else:
                 lost[:, part] = weights[:, part] - dequantize(name, blocks)
@@ -143,7 +143,7 @@ class Feedback:
         """
         return (self._alone if name in OPENABLE else self._together)[part]
 
-    def _chosen(
+    def _choose_codes(
         self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
     ) -> "CodedSpan":
         chosen = CodedSpan(name, blocks, weights)

@@ -95,7 +95,7 @@ def code_sums(x, weight, b, scale, bottom, top):
 
 
 @inlined
-def predicted_error(wxx, wll, wlx, scale):
+def predict_error(wxx, wll, wlx, scale):
     """Compute the error from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
@@ -119,7 +119,7 @@ def search_block(s, b, search):
             wll, wlx = code_sums(x, weight, b, s.grid_scale[step], bottom, top)
             scale = wlx * inverse_of(wll)
             s.grid_scale[step] = scale
-            error = predicted_error(wxx, wll, wlx, scale)
+            error = predict_error(wxx, wll, wlx, scale)
             if refit == search.refits - 1 and error < least:
                 least = error
                 s.scale[b], s.sum_wll[b], s.sum_wlx[b] = scale, wll, wlx
@@ -133,7 +133,7 @@ def search_plain_block(s, search, unit):
     for _ in range(search.rounds):
         scale = half_of(scale, unit)
         wll, wlx = code_sums(s.x, s.weight, 0, scale, search.bottom, search.top)
-        error = predicted_error(s.sum_wxx[0], wll, wlx, scale)
+        error = predict_error(s.sum_wxx[0], wll, wlx, scale)
         if error >= least:
             break
         best, least = scale, error
@@ -173,7 +173,7 @@ def round_block(s, b, search, factor):
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
         wll, wlx = code_sums(s.x, s.weight, b, factor * k, search.bottom, search.top)
-        error = predicted_error(s.sum_wxx[b], wll, wlx, factor * k)
+        error = predict_error(s.sum_wxx[b], wll, wlx, factor * k)
         if error < least and k >= -search.steps and k < search.steps:
             least = error
             s.k[b], s.sum_wll[b], s.sum_wlx[b] = k, wll, wlx

@@ -17,11 +17,8 @@ GIVEN_UP = re.compile(
 PARTICIPLE = re.compile(
     "_*(abandoned|begun|called|chosen|drawn|filled|given|heard|kept|known|met|said|seen|settled|told)(_.*)?"
 )
-# Folders whose functions are still to be renamed; kernels keep their names, by which compiled code is cached.
-WITH_PARTICIPLES = (
-    "localllm.arch.", "localllm.cli.", "localllm.generation.", "localllm.kernels.", "localllm.quant.",
-    "localllm.services.catalogue",
-)  # fmt: skip
+# Kernels keep their names: vector operations are named for what they return.
+WITH_PARTICIPLES = ("localllm.kernels.",)
 
 
 def definitions(source: str) -> list[ast.FunctionDef | ast.ClassDef]:

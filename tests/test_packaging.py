@@ -66,7 +66,7 @@ def answers(python: str, folder: Path, **environment: str) -> None:
     """A Python that has localllm, in whatever way, has all of it."""
     program = (
         "import localllm, localllm.quant.formats, localllm.services.catalogue as c\n"
-        "assert len(c.known_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
+        "assert len(c.registry_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
         "print(localllm.__path__[0], sep='')"
     )
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment

@@ -196,12 +196,12 @@ def attend(
     **given: Any,
 ) -> Activation:
     """Rotate queries and keys, and attend; `given`: what else Scores has."""
-    q, k = rotated(b, h, state.layer, q, k, factors)
+    q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, ahead = h.attention.heads[state.layer], h.ahead(state.layer)
     return b.attend(q, k, v, state, Scores(heads, h.scale, ahead=ahead, **given))
 
 
-def rotated(
+def rotate_heads(
     b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
     """Return queries and keys, rotated where a layer's are. Raises ModelError if factors are missing."""
@@ -213,7 +213,7 @@ def rotated(
     return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
 
 
-def gated_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
+def gate_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
     """Compute the heads' outputs, each multiplied by its gate: gates are [tokens, heads]."""
     return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
@@ -228,14 +228,16 @@ def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int
     return b.multiply(x, every)
 
 
-def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:
+def rms_norm_heads(
+    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+) -> tuple[Activation, Activation]:
     """Return queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
     of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
-def centered_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+def layer_norm_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
     """Return queries and keys, all heads of a token together normalized by a layer norm.
 
     If the file has norms for them.
@@ -244,7 +246,7 @@ def centered_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Acti
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
-def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+def layer_norm_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
     """Return queries and keys, each head normalized by a layer norm with its own weights.
 
     If the file has them.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localllm.arch.attention import Transformer
-from localllm.arch.pooling import pooled
+from localllm.arch.pooling import pool_texts
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -41,7 +41,7 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:
         b.ignore(w.get("output"), w.bias("output"))
-        return pooled(b, w, h, normed(x))
+        return pool_texts(b, w, h, normed(x))
     b.ignore(w.get("cls.output"), w.bias("cls.output"))
     x = b.select(b.export_hidden(normed(x)), b.wanted) if b.reveals else normed(b.select(x, b.wanted))
     return b.linear(x, w.get("output") or w.token_embd)
@@ -55,7 +55,7 @@ def ignore_guessing(b: Builder, w: Weights, h: Any) -> None:
             b.ignore(*tensors)
 
 
-def centered(b: Builder, w: Weights, h: Transformer) -> Norm:
+def layer_norm_of(b: Builder, w: Weights, h: Transformer) -> Norm:
     """Return a last norm with mean and bias (LayerNorm, Ba et al. 2016)."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from localllm.arch.attention import LAYER_EPSILON, Transformer
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import NONE, pooled, read_pooling
+from localllm.arch.pooling import NONE, pool_texts, read_pooling
 from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -56,12 +56,12 @@ def own_pooling(fields: Fields) -> str:
     return found if found and found != NONE else "mean"
 
 
-def embedded(b: Builder, w: Weights) -> Activation:
+def embed_tokens(b: Builder, w: Weights) -> Activation:
     """Return the tokens' embeddings, plus those of their kinds."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
 
 
-def finished(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+def pool_and_normalize(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
     """Compute a row for each text, of what comes out of the last layer."""
-    return pooled(b, w, h, x)
+    return pool_texts(b, w, h, x)

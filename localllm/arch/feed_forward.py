@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from localllm.arch.metadata import Fields, show
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder, Choice
-from localllm.arch.weights import Weight, Weights, stacked
+from localllm.arch.weights import Weight, Weights, as_stack
 
 
-def gated(b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]) -> Activation:
+def gated_feed_forward(
+    b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]
+) -> Activation:
     """Apply a gated network (Shazeer 2020), such as b.swiglu.
 
     Its gate matrix may be the upper half of ffn_up.
@@ -87,7 +89,7 @@ def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
     return used, groups, groups_used
 
 
-def gated_or_mixture(
+def feed_forward_or_experts(
     b: Builder,
     w: Weights,
     routing: Routing | None,
@@ -100,7 +102,7 @@ def gated_or_mixture(
     In layers that have a router, experts, and `beside` them one for all tokens.
     """
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
-        return gated(b, w, x, gate)
+        return gated_feed_forward(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
     return b.add(y, beside(b, w, x, gate)) if beside else y
 
@@ -111,10 +113,10 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate)
     if bias and bias.shape[:-1] == (1,):  # as files of ERNIE 4.5 have it
         bias = bias.flat()
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
-    return chosen(b, matrices(b, w, routing.experts), choice, x, gate)
+    return apply_experts(b, matrices(b, w, routing.experts), choice, x, gate)
 
 
-def chosen(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
+def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
     """Return the same, after the choice; stacks: of matrices, as `matrices` has them."""
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
@@ -133,14 +135,14 @@ def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
         return [w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps]
     apart = [[w.require(f"ffn_{part}.{expert}") for expert in range(experts)] for part in ("gate", "up", "down")]
     b.ignore(*(matrix for part in apart for matrix in part))
-    return [stacked(part) for part in apart]
+    return [as_stack(part) for part in apart]
 
 
-def shared(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Return the expert that every token goes to."""
     return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
 
 
-def admitted(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+def gate_output(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Return the same, with a gate for all that it makes."""
-    return b.sigmoid_gate(shared(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))
+    return b.sigmoid_gate(shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -34,7 +34,7 @@ def read_streams(fields: Fields) -> ResidualStreams:
     return ResidualStreams(fields.count("hyper_connection.count"), more, magnitude)
 
 
-def joined(b: Builder, streams: list[Activation]) -> Activation:
+def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
     """Return one behind the other."""
     first, *others = streams
     for other in others:
@@ -42,7 +42,7 @@ def joined(b: Builder, streams: list[Activation]) -> Activation:
     return first
 
 
-def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
+def mixing_logits(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
     """Compute the logits of the weights, before their sigmoids.
 
     As many times one for each stream, [tokens, streams], as there are scales.
@@ -58,7 +58,7 @@ def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base
     ]
 
 
-def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) -> Activation:
+def reduce_streams(b: Builder, h: Any, streams: list[Activation], gates: Activation) -> Activation:
     """Compute the sum of the streams by their weights."""
     y = None
     for i, x in enumerate(streams):
@@ -68,7 +68,7 @@ def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) ->
     return y
 
 
-def added(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: Activation) -> list[Activation]:
+def add_to_streams(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: Activation) -> list[Activation]:
     """Return the streams, and what a half of a layer has made by their weights."""
     found = []
     for i, x in enumerate(streams):
@@ -83,5 +83,5 @@ def half(b: Builder, w: Weights, h: Any, streams: list[Activation], name: str) -
     And what its weights for adding are sigmoids of.
     """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
-    of_sum, of_adding = mixed(b, h, joined(b, streams), fn, scales.shaped(2), base)
-    return reduced(b, h, streams, of_sum), of_adding
+    of_sum, of_adding = mixing_logits(b, h, concat_streams(b, streams), fn, scales.shaped(2), base)
+    return reduce_streams(b, h, streams, of_sum), of_adding

@@ -15,7 +15,7 @@ from localllm.frozen import frozen
 SLACK = 512
 
 
-def kept_tokens(tokens: int, window: int | None) -> int:
+def window_tokens(tokens: int, window: int | None) -> int:
     """Return how many of `tokens` tokens are kept, with the slack of a window."""
     return min(tokens, window + 2 * SLACK) if window else tokens
 
@@ -38,7 +38,7 @@ class Paged:
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return memory that `tokens` tokens take."""
         per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
-        return kept_tokens(tokens, self.window) * self.kv_heads * per_head
+        return window_tokens(tokens, self.window) * self.kv_heads * per_head
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
         """Return the sizes of the Hadamard matrices for keys and values, see localllm.arch.kv_cache_types."""
@@ -66,7 +66,7 @@ class Latent:
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return memory that `tokens` tokens take."""
-        return kept_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
+        return window_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
         """Return sizes as Paged does; values are part of keys, so no matrix may reach beyond them."""

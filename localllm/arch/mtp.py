@@ -25,7 +25,7 @@ class MtpOutput(NamedTuple):
     logits: Activation
 
 
-def guessed(
+def mtp_output(
     b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
 ) -> MtpOutput:
     """Compute what the first layer behind the others says.
@@ -51,7 +51,7 @@ def guessing_state(h: Any) -> State:
 
 
 def has_guessing_layer(w: Weights, h: Any) -> bool:
-    """Return whether the file has what `guessed` needs.
+    """Return whether the file has what `mtp_output` needs.
 
     It may have left it out, and Ling 2's norms are others.
     """

@@ -8,7 +8,7 @@ sequence that forks or goes back takes them along.
 
 from typing import Any
 
-from localllm.arch.hyper_connections import joined
+from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder, Hashing
@@ -77,7 +77,7 @@ def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
 def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
     """Return the streams x, and what the sequences up to a token say to each."""
     n, columns = h.ngrams, h.streams * h.width
-    embedded = embedded_sequences(b, whole, n, state)
+    embedded = embed_ngrams(b, whole, n, state)
     value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
     key = each_normed(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
     agreement = b.head_dots(key, each_normed(b, h, x, w.ple_norm_query.flat()), h.streams)
@@ -93,7 +93,7 @@ def each_normed(b: Builder, h: Any, x: Activation, norm: Any) -> Activation:
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 
 
-def embedded_sequences(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
+def embed_ngrams(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
     """Return the rows of the last two tokens, of the last three and so on, side by side."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):
@@ -102,4 +102,4 @@ def embedded_sequences(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> A
     table = w.per_layer_token_embd
     if table.shape[1:] != (n.dim,):
         raise ModelError(f"tensor {table.name} should have rows of {n.dim} numbers, has the shape {list(table.shape)}")
-    return joined(b, [b.embed_hashed(table, tokens, hashing) for hashing in n.hashings])
+    return concat_streams(b, [b.embed_hashed(table, tokens, hashing) for hashing in n.hashings])

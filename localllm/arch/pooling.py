@@ -25,7 +25,7 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
     return KINDS[number]
 
 
-def pooled(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
     """Compute a row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
 
     What other poolings need is ignored.

@@ -48,7 +48,7 @@ class Rope:
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
 
-    def unscaled(self, base: float) -> "Rope":
+    def without_scaling(self, base: float) -> "Rope":
         """Return the same heads, as in the original context."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 

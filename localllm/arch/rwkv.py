@@ -7,8 +7,8 @@ network that sees the token before, too, or through one as Qwen's.
 from collections.abc import Callable, Sequence
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
-from localllm.arch.decoder import centered, decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import Fields
@@ -65,13 +65,13 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
 Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # half of a layer
 
 
-def said(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
+def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
     """Compute the logits of the wanted tokens."""
     if not h.has_own_network:
         return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    return decoder(b, w, h, block, x, centered(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
+    return decoder(b, w, h, block, x, layer_norm_of(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
 
 
 def block(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Mix, Mix]) -> Activation:
@@ -91,7 +91,7 @@ def norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Activatio
 
 
 def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    return gated(b, w, x, b.swiglu)
+    return gated_feed_forward(b, w, x, b.swiglu)
 
 
 def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:

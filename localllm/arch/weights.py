@@ -208,7 +208,7 @@ def names_in_layers(names: Iterable[str]) -> frozenset[str]:
     return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
 
 
-def stacked(matrices: Sequence[Weight]) -> Weight:
+def as_stack(matrices: Sequence[Weight]) -> Weight:
     """Return matrices as the stack [count, rows, columns] that they are. Raises ModelError if not."""
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.command import Command, OwnParameters
-from localllm.cli.help_text import columns, command_help, finished
+from localllm.cli.help_text import colour_help, columns, command_help
 from localllm.cli.registry import COMMANDS, COMPLETE, SETTINGS, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
@@ -48,7 +48,7 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         self.commands = LazyCommands()
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
-        return finished(self.plain_help(ctx, columns()))
+        return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
         """Return what there is, in lines of this width."""

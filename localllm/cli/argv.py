@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.cli.compat import SAME, IgnoredOption, is_foreign, is_switch, left_out, refusal, value_here
+from localllm.cli.compat import SAME, IgnoredOption, find_ignored, is_foreign, is_switch, refusal, value_here
 from localllm.cli.parameters import Argument, Parameter, own_name
 from localllm.errors import UsageError
 
@@ -30,7 +30,7 @@ class ParsedArgs:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         return name in self.texts
 
     def take(self, param: Parameter, value: Any) -> None:
@@ -67,7 +67,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
                 parsed.take_option(param, name, value_here(param.name, given))
         elif (same := SAME.get(name)) and same[0] in known:
             rest[:0] = [part.format(value or next_value(name, rest)) if "{}" in part else part for part in same]
-        elif foreign := left_out(name, command):
+        elif foreign := find_ignored(name, command):
             parsed.left_out.append((name, foreign.reason))
             if not equals and takes_word(foreign, rest):
                 next_value(name, rest)
@@ -94,11 +94,11 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
     for param in params:
         if not isinstance(param, Argument) or not values:
             continue
-        if param.many and param.also and parsed.given(param.name):
+        if param.many and param.also and parsed.is_set(param.name):
             for value in values:
                 parsed.take_option(param.also, param.also.opts[0], value)
             values = []
-        elif param.many or not parsed.given(param.name):
+        elif param.many or not parsed.is_set(param.name):
             taken, values = (values, []) if param.many else (values[:1], values[1:])
             behind += taken
             for value in taken:

@@ -6,9 +6,9 @@ from typing import Any
 from typer.core import TyperCommand
 
 from localllm.cli.argv import ParsedArgs, as_typed, read_words
-from localllm.cli.compat import left_out_line
-from localllm.cli.defaults import Chosen, configured, conflicting_options, strange
-from localllm.cli.help_text import columns, command_help, finished
+from localllm.cli.compat import ignored_option_warning
+from localllm.cli.defaults import Chosen, conflicting_options, read_config_defaults, strange
+from localllm.cli.help_text import colour_help, columns, command_help
 from localllm.cli.parameters import NAMED, SILENT, TYPED, Argument, Option, Parameter, converting, own_name
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import one_line
@@ -23,7 +23,7 @@ def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
     text = typed.texts.get("model")
     if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
         return None
-    is_prompt = " " in text.strip() and not (typed.given("words") or typed.given("prompt") or os.path.lexists(text))
+    is_prompt = " " in text.strip() and not (typed.is_set("words") or typed.is_set("prompt") or os.path.lexists(text))
     return text if is_prompt else None
 
 
@@ -51,7 +51,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return params if TYPED not in ctx.meta else [each for each in params if is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
-        return finished(self.plain_help(ctx, columns()))
+        return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: Any, width: int) -> str:
         """Return all about it, in lines of this width."""
@@ -63,15 +63,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         """Parse what was typed; what was not has its value from elsewhere. Raises UsageError."""
         params = self.get_params(ctx)
         typed = read_words(args, params, self.name or "")
-        if isinstance(template := typed.texts.get("template"), str) and not typed.given("help"):
+        if isinstance(template := typed.texts.get("template"), str) and not typed.is_set("help"):
             args = self.with_template(template, typed, args, params)
             typed = read_words(args, params, self.name or "")
-        if not typed.given("help"):
+        if not typed.is_set("help"):
             if prompt := prompt_as_model(typed, params):
                 typed = read_words([self.configured_model(params, prompt), *args], params, self.name or "")
             self.set_defaults(ctx, params, typed.texts)
             if typed.left_out:
-                say(f"localllm: {left_out_line(typed.left_out)}")
+                say(f"localllm: {ignored_option_warning(typed.left_out)}")
         ctx.meta[TYPED] = typed
         rest = super().parse_args(ctx, typed.words)
         for name in [each for each in ctx.params if each.endswith(NAMED)]:
@@ -84,14 +84,14 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         """Return what was typed behind the options of a template, which yield to it. Raises UsageError."""
         from localllm.services.prompt_templates import load
 
-        has_model = typed.given("model") and not prompt_as_model(typed, params)
+        has_model = typed.is_set("model") and not prompt_as_model(typed, params)
         left_out = {"model"} if has_model else set[str]()
         left_out |= {other for each in typed.texts for other in conflicting_options(each)}
         return [*load(name).words({each.replace("_", "-") for each in left_out}), *args]
 
     def configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if there is none."""
-        chosen = configured(self.name or "", params, None).get("model")
+        chosen = read_config_defaults(self.name or "", params, None).get("model")
         if chosen is None:
             raise UsageError(
                 f"{one_line(prompt)!r} is not a model; give MODEL before the prompt, or the prompt with -p"
@@ -101,7 +101,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
     def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
         """Give Typer what config.toml says, but for what does not go with what was typed. Raises UsageError."""
         ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
-        chosen = configured(self.name or "", params, typed.get("model"))
+        chosen = read_config_defaults(self.name or "", params, typed.get("model"))
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
@@ -136,8 +136,8 @@ def is_expected(param: Any, ctx: Any) -> bool:
 
 def unescape(values: dict[str, Any]) -> None:
     """Read the escape sequences of texts."""
-    from localllm.cli.terminal.escapes import unescaped
+    from localllm.cli.terminal.escapes import unescape_text
 
     for name in ESCAPED & values.keys():
         if (value := values[name]) is not None:
-            values[name] = unescaped(value) if isinstance(value, str) else [*map(unescaped, value)]
+            values[name] = unescape_text(value) if isinstance(value, str) else [*map(unescape_text, value)]

@@ -167,7 +167,7 @@ _LEFT_OUT = _by_name(FLAGS, 0) | _by_name(SWITCHES, -1) | _by_name(VALUED, 1)
 _REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.split()}
 
 
-def left_out(name: str, command: str) -> IgnoredOption | None:
+def find_ignored(name: str, command: str) -> IgnoredOption | None:
     """Return the entry of an option that has no effect in this command, None if it is not one."""
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
@@ -269,7 +269,7 @@ NO_COMMAND = {
 }
 
 
-def meant_command(word: str) -> str:
+def suggest_command(word: str) -> str:
     """Return the command that another word for it means, "" if there is none."""
     return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
 
@@ -279,7 +279,7 @@ def no_command(word: str) -> str:
     return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")
 
 
-def left_out_line(found: Sequence[tuple[str, str]]) -> str:
+def ignored_option_warning(found: Sequence[tuple[str, str]]) -> str:
     """Format the line about options without effect, with the reason for each."""
     if len(found) == 1:
         return f"{found[0][0]} is left out: {found[0][1]}"

@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
     source: str
 
 
-def configured(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
+def read_config_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
     """Return what config.toml says about a command's parameters, by their names; the model may be unknown yet.
 
     Raises UsageError, which names the file and the line.
@@ -36,7 +36,7 @@ def configured(command: str, params: Sequence[Parameter], model: str | None) -> 
     held = load_settings()
     model = model or model_by_default(known, held, command)
     matches = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
-    return {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in matches.items()}
+    return {name: Chosen(each.convert(known[each.key], held), each.source(held)) for name, each in matches.items()}
 
 
 def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
@@ -45,7 +45,7 @@ def load_defaults(command: str, params: Sequence[Parameter], model: str | None) 
     Raises UsageError, which names the variable, or the file and the line.
     """
     from_variables = ((param, param.variable()) for param in params)
-    return configured(command, params, model) | {
+    return read_config_defaults(command, params, model) | {
         param.name: Chosen(from_environment(name, param), name) for param, name in from_variables if name
     }
 
@@ -67,10 +67,10 @@ class Entry(NamedTuple):
     def source(self, held: Settings) -> str:
         return f"{held.path.name}, line {held.line(*self.tables, self.written)}"
 
-    def converted(self, param: Parameter, held: Settings) -> Any:
+    def convert(self, param: Parameter, held: Settings) -> Any:
         """Convert the entry's value. Raises UsageError."""
         try:
-            return param.converted(texts_of(self.value, param))
+            return param.convert(texts_of(self.value, param))
         except ValueError as error:
             raise self.error(held, f"{self.written}: {error}") from None
 
@@ -130,7 +130,7 @@ def from_environment(variable: str, param: Parameter) -> Any:
     """Convert an environment variable's value. Raises UsageError."""
     text = os.environ[variable]
     try:
-        return param.converted([text] if param.many else text)
+        return param.convert([text] if param.many else text)
     except ValueError as error:
         raise UsageError(f"{variable}: {error}") from None
 
@@ -172,7 +172,7 @@ def check(entry: Entry, held: Settings, command: str) -> None:
     if found is None:
         is_known(entry, {}, held)
         raise entry.error(held, f"no command has an option --{entry.key}")
-    entry.converted(found, held)
+    entry.convert(found, held)
 
 
 def all_params() -> "Iterator[Parameter]":

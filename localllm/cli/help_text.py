@@ -20,7 +20,7 @@ def columns() -> int:
     return max(20, min(get_terminal_size().columns, WIDEST))
 
 
-def finished(text: str) -> str:
+def colour_help(text: str) -> str:
     """Add colours to the text if stdout is a terminal that shows them."""
     return coloured(text) if is_terminal(sys.stdout) else text
 

@@ -116,14 +116,14 @@ def report(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
-    message, code = explained(error)
+    message, code = explain_error(error)
     from localllm.cli.terminal.output import say
 
     say(f"localllm: error: {message}")
     return code
 
 
-def explained(error: BaseException) -> tuple[str, int]:
+def explain_error(error: BaseException) -> tuple[str, int]:
     """Return the message for the user and the exit code."""
     from localllm.errors import LocalllmError, MemoryLimitError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localllm.cli.prompt_input import text_of
 from localllm.cli.terminal.eta import duration
 from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
-from localllm.cli.terminal.render import counted
+from localllm.cli.terminal.render import count_noun
 from localllm.errors import RecordsError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
 from localllm.services.record_stream import RecordStream
@@ -109,7 +109,7 @@ def require_stdin(path: str | None) -> None:
 
 def properties_of(choices: "Answers") -> list[str]:
     """Return the names of the properties that answers by --json-schema have, in order. Raises UsageError."""
-    schema = choices.shape.given()["schema"]
+    schema = choices.shape.as_fields()["schema"]
     found = schema.get("properties") if isinstance(schema, dict) else None
     return [*found] if isinstance(found, dict) else []
 
@@ -198,7 +198,7 @@ class Progress:
         seconds = perf_counter() - self._start
         if isinstance(self._left, RecordStream) and self._left.warning:
             say(f"localllm: warning: {self._left.warning}; set another encoding with --encoding NAME")
-        records, tokens = counted(self._written, "record"), counted(self._tokens, "token")
+        records, tokens = count_noun(self._written, "record"), count_noun(self._tokens, "token")
         written = f"{tokens} written, " if stats else ""
         (say if stats else dim)(
             f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import localllm
 from localllm.cli.options.shared import DRAFT, EngineGroup
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 
-def chosen_model(model: str | None) -> str:
+def model_or_builtin(model: str | None) -> str:
     """Return the given model, or the path of the built-in one."""
     return str(localllm.builtin_model()) if model is None else model
 
@@ -34,7 +34,7 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     return (
         sys.maxsize
         if on_overflow not in (None, "error", "drop-turns")
-        else most_prompt_bytes(located(model), engine.context)
+        else most_prompt_bytes(resolve_model_path(model), engine.context)
     )
 
 
@@ -52,7 +52,7 @@ def open_model(
     pan_and_scan: bool = False,
 ) -> "Model":
     """Open a model, a path or a name; progress and warnings go to stderr."""
-    path = located(model)
+    path = resolve_model_path(model)
     from localllm import api
 
     line = ProgressLine()
@@ -78,7 +78,7 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
 
     line = ProgressLine()
     try:
-        draft = located(speculate.removeprefix(DRAFT))
+        draft = resolve_model_path(speculate.removeprefix(DRAFT))
         return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
     finally:
         line.clear()

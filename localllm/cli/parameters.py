@@ -82,7 +82,7 @@ class Converting:
         """Its names in config.toml: the long ones; MODEL is the only argument that has one."""
         return [each.removeprefix(PREFIX).lower().replace("_", "-") for each in self.variables]
 
-    def converted(self, given: Any) -> Any:
+    def convert(self, given: Any) -> Any:
         """Convert a text, a list of texts, or a switch's truth. Raises ValueError."""
         return [*map(self._value, given)] if self.many else self._value(given)
 
@@ -107,7 +107,7 @@ class Converting:
         source = ctx.get_parameter_source(self.name).name
         if value is not None and source in ("COMMANDLINE", "ENVIRONMENT"):  # config.toml was converted as it was read
             try:
-                value = self.converted(value)
+                value = self.convert(value)
             except ValueError as error:
                 typed = ctx.meta[TYPED].names.get(own_name(self), self.metavar)
                 raise UsageError(f"{self.variable() if source == 'ENVIRONMENT' else typed}: {error}") from None

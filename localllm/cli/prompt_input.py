@@ -52,7 +52,7 @@ def read_prompt(
         from localllm.files.text_file import require_encoding
 
         require_encoding(encoding)
-    asked = [typed(prompt, "-p") for prompt in prompts]
+    asked = [require_decodable(prompt, "-p") for prompt in prompts]
     named = with_names and len(files) > 1
     parts = [
         with_name(text_of(content(file, most_bytes, encoding), file, encoding), file if named else "")
@@ -142,7 +142,7 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
     return text if whole else strip_line_break(text)
 
 
-def typed(text: str, name: str) -> str:
+def require_decodable(text: str, name: str) -> str:
     """Return a text from the command line. Raises UsageError if it is not in the terminal's encoding."""
     try:
         text.encode()

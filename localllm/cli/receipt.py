@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from localllm.text.marker_escaping import Message
 
 
-def prepared(
+def prepare_options(
     path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
 ) -> "GenerationOptions":
     """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.compat import meant_command, no_command
+from localllm.cli.compat import no_command, suggest_command
 from localllm.cli.parameters import Parameter, converting, flatten
 from localllm.errors import UsageError
 
@@ -57,6 +57,6 @@ def require_command(name: str) -> None:
     if reason := no_command(name):
         raise UsageError(f"there is no command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # nobody should remove by a slip of the finger
-    other = meant_command(name)
+    other = suggest_command(name)
     meant = f"did you mean {other}?" if other else did_you_mean(name, harmless) or "localllm --help lists them"
     raise UsageError(f"there is no command {name}; {meant}")

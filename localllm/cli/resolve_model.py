@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LEAST = 0.1  # seconds between two states of the progress line
 
 
-def located(model: str) -> str:
+def resolve_model_path(model: str) -> str:
     """Return the file of a MODEL: an existing path, or the file that a name stands for.
 
     On a terminal, offers to pull a missing model. Raises as services.catalogue.resolve and services.pull.pull.
@@ -28,19 +28,19 @@ def located(model: str) -> str:
     except MissingError as error:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise
-        return offered(error)
+        return offer_pull(error)
 
 
-def offered(missing: "MissingError") -> str:
+def offer_pull(missing: "MissingError") -> str:
     """Offer to pull a missing model and return its file. Raises MissingError if the user declines."""
     reference = missing.reference
     what = f" ({reference.size})" if reference.size else ""
-    if not confirmed(f"{reference.text} is not on this computer. Pull it{what}?"):
+    if not confirm(f"{reference.text} is not on this computer. Pull it{what}?"):
         raise missing
     return pull_shown(reference)
 
 
-def confirmed(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Ask a yes-or-no question on the terminal; the end of input is a no."""
     print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, is_terminal, stdin
 from localllm.errors import UsageError
 
@@ -67,7 +67,9 @@ def opened_search(
 
     line = ProgressLine()
     engine = EngineOptions(threads, None, backend=device, progress=opening.compiling(line))
-    chosen = Models(engine, *(None if each is None else located(each) for each in (models.embedder, models.reranker)))
+    chosen = Models(
+        engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
+    )
     try:
         search = Search(places, files.filter(), chosen, line.show, lines)
     finally:

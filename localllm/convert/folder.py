@@ -16,11 +16,11 @@ from localllm.convert.families import KEEP_BLOCKS, family_of
 from localllm.convert.families.bert import RANK
 from localllm.convert.families.layers import PACKED, TURNED
 from localllm.convert.files import read_json
-from localllm.convert.modules import left_out, pooling_type, projections, prompts
+from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
 from localllm.convert.quantized import open_quantized
 from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import from_array
-from localllm.convert.unused_keys import unused_of_config
+from localllm.convert.unused_keys import warn_unused_config
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
@@ -67,7 +67,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
     h = with_mtp_layers(h, stored)
-    h = h.plus({"packed": packed(stored, h.sizes["width"])})
+    h = h.plus({"packed": detect_expert_packing(stored, h.sizes["width"])})
     tensors = [*arrange_tensors(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, from_array(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
@@ -86,7 +86,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    warnings = [*config.warnings, *unused_of_config(config), *more, *warnings, *left_out(folder)]
+    warnings = [*config.warnings, *warn_unused_config(config), *more, *warnings, *warn_unconverted(folder)]
     warnings += invalid_templates(metadata)
     return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
 
@@ -135,7 +135,7 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return parts
 
 
-def packed(stored: Mapping[str, Stored], width: int) -> int:
+def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
     """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TURNED for one transposed."""
     found = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
     return 0 if not found else TURNED if found[0][-1:] == (width,) else PACKED

@@ -35,7 +35,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
     return [(kind, folder / place) for kind, place in found]
 
 
-def left_out(folder: Path) -> list[str]:
+def warn_unconverted(folder: Path) -> list[str]:
     """Warn of modules that are not converted."""
     return [
         f"the module {printable(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ

@@ -50,14 +50,14 @@ class CheckpointModel:
         """Yield the places of a tensor and, if it may have one, of its bias; prefix: "blk.N." or ""."""
         whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, DerivedTensor):
-            yield whole_name, self._made(prefix, dimensions)
+            yield whole_name, self._build(prefix, dimensions)
             return
         shape, bias = self._shape(dimensions), f"{prefix}{name}.bias"
         yield whole_name, self._usual(whole_name, name, shape[::-1] if name in self.family.transposed else shape)
         if (prefix and len(shape) == 2) or name in self.family.biased:
             yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
-    def _made(self, prefix: str, its: DerivedTensor) -> TensorPlace:
+    def _build(self, prefix: str, its: DerivedTensor) -> TensorPlace:
         """Return the place of a derived tensor."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
         return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes, its.needed)

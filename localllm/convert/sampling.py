@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.unused_keys import OF_GENERATION, unused_of
+from localllm.convert.unused_keys import OF_GENERATION, warn_unused
 from localllm.files.gguf.header import printable
 
 FILE = "generation_config.json"
@@ -44,7 +44,7 @@ def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[
         else:
             expected = "a whole number" if kind is INT32 else "a number"
             warnings.append(f"{FILE}: {name} should be {expected}, is {printable(str(value), 40)}: left out")
-    return metadata, warnings + unused_of(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
+    return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
 
 
 def is_of(kind: type, value: Any) -> bool:

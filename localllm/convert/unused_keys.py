@@ -71,7 +71,7 @@ OF_TOKENIZER = re.compile(
 )
 
 
-def unused_of_config(config: Config) -> list[str]:
+def warn_unused_config(config: Config) -> list[str]:
     """Warn of keys in config.json that were not read and that may change something."""
     layers = config.content.get("layer_types")
     has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
@@ -97,7 +97,9 @@ def says_something(value: Any) -> bool:
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 
-def unused_of(file: str, content: Mapping[str, Any], used: Collection[str], meaningless: re.Pattern[str]) -> list[str]:
+def warn_unused(
+    file: str, content: Mapping[str, Any], used: Collection[str], meaningless: re.Pattern[str]
+) -> list[str]:
     """Warn of keys in another file."""
     names = [name for name, value in content.items() if says_something(value) and name not in used]
     return warning(file, [name for name in names if not meaningless.fullmatch(name)])

@@ -9,7 +9,7 @@ import numpy as np
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.token_table import Tokens
 from localllm.convert.tokens import read_tokens
-from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
+from localllm.convert.unused_keys import OF_TOKENIZER, warn_unused
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
@@ -88,7 +88,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         raise ModelError(f"{folder}: {error}") from None
     metadata |= own_keys(tokens, settings)
     warnings = [*tokens.warnings, *odd_settings(settings), *unknown_ends(tokens, settings)]
-    warnings += unused_of("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
+    warnings += warn_unused("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
         ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))

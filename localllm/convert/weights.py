@@ -118,10 +118,10 @@ def read_header(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     with report_as_model_error(path):
-        return {name: stored(path, name, header[name], 8 + length) for name in sorted(names)}
+        return {name: stored_tensor(path, name, header[name], 8 + length) for name in sorted(names)}
 
 
-def stored(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Stored:
+def stored_tensor(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Stored:
     """Build a tensor from its header entry; types that cannot be read can still be listed."""
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:

@@ -37,7 +37,7 @@ class ClipEncoder:
     def picture(self, picture: Any) -> np.ndarray:
         """Embed an RGB image, float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
-        rows = h.rows(clip.prepared(h, picture), self._weights)
+        rows = h.rows(clip.prepare(h, picture), self._weights)
         with self.lock:
             return self._run(1, self._run(0, rows)[:1])[0]
 

@@ -47,11 +47,11 @@ class DraftHead:
         self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
         if isinstance(guesser.state, Recurrent):
             raise ModelError(f"{guesser.path}: a draft layer should have attention")
-        operations, fusing = self._recorded(guesser)
+        operations, fusing = self._record(guesser)
         self._backend = CpuBackend(operations, [guesser.state], context, options)
         self._fuse = self._backend.beside(fusing) if fusing else None
 
-    def _recorded(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
+    def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
         """Trace the head, and the preprocessing of hidden states, if there is any. Raises ModelError."""
         h = g.hyperparameters
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
@@ -96,7 +96,7 @@ class DraftHead:
         found[:, self._tokens] = rows
         return found
 
-    def fused(self, shown: np.ndarray) -> np.ndarray:
+    def fuse_hidden_states(self, shown: np.ndarray) -> np.ndarray:
         """Preprocess the model's hidden states, float32 [tokens, columns], to [tokens, width]."""
         if self._fuse is None:
             return shown
@@ -178,7 +178,7 @@ class DraftSequence(Sequence):
         places = [place for place in range(before, before + len(rows)) if place in self._shown]
         if places:
             shown = np.array([self._shown[place] for place in places])
-            rows[np.array(places) - before] = self.engine.fused(shown)
+            rows[np.array(places) - before] = self.engine.fuse_hidden_states(shown)
         if before >= max(self._end, self.begin):
             rows[0] = self._last
         self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end

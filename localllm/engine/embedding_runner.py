@@ -15,7 +15,7 @@ from localllm.arch import architecture
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.weights import Weights
 from localllm.engine.backend_selection import choose_backend
-from localllm.engine.cpu.program import compiled
+from localllm.engine.cpu.program import compile_program
 from localllm.engine.cuda.driver import has_driver
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
@@ -75,7 +75,7 @@ class EmbeddingRunner:
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
             self._read = by_reference(forward, options, self.context)
         else:
-            self._read = on_card or self._compiled(recorder.operations, paged, options)
+            self._read = on_card or self._compile(recorder.operations, paged, options)
 
     def _on_card(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Any:
         """Build the GPU runner; None, with a warning, if there is no usable GPU and none is required."""
@@ -91,14 +91,14 @@ class EmbeddingRunner:
         self._close, self.warning, self.device = card.close, card.warning, card.name
         return card.read
 
-    def _compiled(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
+    def _compile(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
         """Build the CPU runner."""
         tokens = max(BATCH, self.context)
         pages = -(-tokens // PAGE) + MOST_TEXTS
         cache, header = RunCache(states, pages, options.kv_cache_type, operations), Header(tokens)
         places = StepPlaces(cache, None, header)
         operations = options.observer.watch(operations) if options.observer else operations
-        program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
+        program = compile_program(operations, places, options.thread_count, options.progress, keeps=False)
         self._close, self.prepare_all = program.close, program.prepare_all
         self.warning = self.warning or program.warning
         table = np.arange(pages)
@@ -123,7 +123,7 @@ class EmbeddingRunner:
         with the number of finished texts. Raises ContextError for a text that is too long, UsageError for invalid ids,
         ModelError for rows that are not numbers.
         """
-        ids = [self._checked(text) for text in texts]
+        ids = [self._check(text) for text in texts]
         lengths = [len(text) for text in ids]
         ends = seconds if seconds and self._has_kinds else lengths
         rows, done = np.empty((len(ids), self.width), np.float32), 0
@@ -139,7 +139,7 @@ class EmbeddingRunner:
                     progress(done)
         return rows
 
-    def _checked(self, text: Ids) -> np.ndarray:
+    def _check(self, text: Ids) -> np.ndarray:
         ids = np.asarray(text, np.int64)
         if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")

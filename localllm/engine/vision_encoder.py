@@ -14,7 +14,7 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.vision import projector
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
-from localllm.engine.cpu.program import compiled
+from localllm.engine.cpu.program import compile_program
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
@@ -74,17 +74,17 @@ class VisionEncoder:
             tower, project = self._programs
             try:
                 seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
-                seen = self._gathered(seen, grid)
+                seen = self._gather(seen, grid)
                 return h.with_breaks(project.run(seen), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
     def read_all(self, pictures: list[Any], size: tuple[int, int]) -> list[np.ndarray]:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
-        return self.hyperparameters.arranged([self.read(picture) for picture in pictures], size, self._weights)
+        return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 
-    def _gathered(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        return self.family.gathered(self.hyperparameters, rows, grid)
+    def _gather(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        return self.family.gather(self.hyperparameters, rows, grid)
 
     def close(self) -> None:
         """End the threads; idempotent."""
@@ -97,7 +97,7 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
         tower = trace_part(family.tower, file, h, h.most_patches, h.columns)
-        count, together = family.gathered(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
+        count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
         project = trace_part(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
         project.recorder.require_all_used(file.tensors)
@@ -120,12 +120,14 @@ class VisionProgram:
     """A part of an encoder as a program with bidirectional attention."""
 
     def __init__(self, said: TracedPart, h: Vision, options: EngineOptions, passes: bool = False):
-        """Compile; passes: as of `compiled`. Raises ModelError, LocalllmError."""
+        """Compile; passes: as of `compile_program`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
         places = StepPlaces(self._cache, None, Header(len(said.rows)))
-        self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False, passes=passes)
+        self._program = compile_program(
+            operations, places, options.thread_count, options.progress, keeps=False, passes=passes
+        )
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:

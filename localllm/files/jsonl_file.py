@@ -100,7 +100,7 @@ class JsonlFile:
             lines.append(torn)
         return [(self._record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
 
-    def parsed(self, data: bytes) -> list[dict[str, Any]]:
+    def parse_lines(self, data: bytes) -> list[dict[str, Any]]:
         """Parse the records of a file's content, without a torn line. Raises UsageError if there is anything else."""
         return [record for record, _ in self._whole_lines(data)]
 

@@ -28,7 +28,7 @@ def row_width(vocab_size: int) -> int:
     return SCALED + vocab_size + vocab_size % 2
 
 
-def scored_tokens(size: int) -> int:
+def count_scored_tokens(size: int) -> int:
     """Return for how many tokens of a chunk there are logits."""
     return size - 1 - size // 2
 
@@ -65,7 +65,7 @@ class LogitsWriter:
         count, size = chunks.shape
         self._file = SafeFile(resolve_target(path))
         self._header = MAGIC + struct.pack("<3i", size, vocab_size, count) + chunks.astype("<i4").tobytes()
-        needed = count * scored_tokens(size) * row_width(vocab_size) * 2
+        needed = count * count_scored_tokens(size) * row_width(vocab_size) * 2
         free = shutil.disk_usage(self._file.folder).free
         if needed > free:
             sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
@@ -107,7 +107,7 @@ class LogitsFile(NamedTuple):
         if min(size - 3, vocab_size, count) < 1:
             raise ModelError(f"{name}: the logits file is damaged")
         start, numbers = 20 + 4 * count * size, row_width(vocab_size)
-        if length != start + count * scored_tokens(size) * numbers * 2:
+        if length != start + count * count_scored_tokens(size) * numbers * 2:
             raise ModelError(f"{name}: the logits file is incomplete")
         chunks = np.fromfile(path, "<i4", count * size, offset=20).reshape(count, size)
-        return cls(chunks, vocab_size, np.memmap(path, "<u2", "r", start, (count, scored_tokens(size), numbers)))
+        return cls(chunks, vocab_size, np.memmap(path, "<u2", "r", start, (count, count_scored_tokens(size), numbers)))

@@ -123,7 +123,7 @@ class BeamSearch:
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))
         for rank, (logprob, token, parent) in enumerate(continuations(answers, rows, count)):
-            child = parent.extended(token, logprob)
+            child = parent.extend(token, logprob)
             if not child.has_ended:
                 going.setdefault(self._text_bytes(child), (child, parent))
             elif rank < self._beams:
@@ -153,7 +153,7 @@ def continuations(answers: list[Completion], rows: list[np.ndarray], count: int)
     found = list[tuple[float, int, int, float]]()
     ids = np.arange(len(rows[0]))
     for number, (answer, row) in enumerate(zip(answers, rows, strict=True)):
-        candidates, allowed = Candidates(ids, row), answer.guide.allowed(len(ids))
+        candidates, allowed = Candidates(ids, row), answer.guide.allowed_mask(len(ids))
         candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
         total = log_total(row)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):

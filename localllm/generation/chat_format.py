@@ -55,7 +55,7 @@ class ChatFormat:
         return marks_of_results(self.template, self._tokenizer)
 
 
-def begun_answer(
+def find_partial_answer(
     messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
 ) -> PartialAnswer | None:
     """Return what a conversation's last message has said and thought, if the answer is to go on with it.

@@ -81,7 +81,7 @@ class TextTree:
 
     def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
         self.texts, self.end_ids, self.longest = texts, end_ids, max(map(len, texts))
-        self._following = wanted_tokens(texts, end_ids)
+        self._following = collect_wanted_tokens(texts, end_ids)
         self.paths = maximal(self._following)
 
     def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
@@ -125,7 +125,7 @@ class ScoredPrompt:
 
     def result(self) -> list[list[TokenLogprob]]:
         """Return the log probability of each token of each text."""
-        return [scored(ids, self._known, self.tree.end_ids) for ids in self.tree.texts]
+        return [score_tokens(ids, self._known, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
         """Give back the memory of the forks that were read."""
@@ -246,7 +246,7 @@ def text_logprobs(
     return result
 
 
-def wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
+def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
     """Return, behind each beginning of a text, the tokens whose log probabilities are wanted."""
     following = {tuple(ids[:place]): set(end_ids) for ids in texts for place in range(max(1, len(ids) + bool(end_ids)))}
     for ids in texts:
@@ -268,7 +268,9 @@ def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:
     return {token: float(row[token]) - total for token in tokens if token < len(row)}
 
 
-def scored(ids: list[int], known: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]) -> list[TokenLogprob]:
+def score_tokens(
+    ids: list[int], known: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
+) -> list[TokenLogprob]:
     """Return the log probability of each token, and of an end by any of `end_ids`, named by the likeliest one."""
     found = [TokenLogprob(token, known[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
     ends = {token: known[tuple(ids)][token] for token in end_ids if token in known[tuple(ids)]} if end_ids else {}

@@ -121,7 +121,7 @@ class ShiftedSequence:
         held, keep = self._sequence.tokens, self.keep
         if wanted > self._sequence.context - keep:
             raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
-        count = unneeded(held, keep)
+        count = count_droppable(held, keep)
         if keep + count < len(held):
             self._sequence.shift(keep, count)
         else:
@@ -158,7 +158,7 @@ class ShiftedSequence:
         self._sequence.close()
 
 
-def unneeded(held: Ids[int], keep: int) -> int:
+def count_droppable(held: Ids[int], keep: int) -> int:
     """How many tokens behind the first ones to forget: half of them in whole pages, and whole images; or all."""
     rest = len(held) - keep
     for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):

@@ -19,7 +19,7 @@ NOTHING = PartialAnswer()
 
 
 class Conversation:
-    """A conversation; subclasses start answers in `_answered`.
+    """A conversation; subclasses start answers in `_start_answer`.
 
     Attributes:
         system: the instruction in front of the conversation, or None.
@@ -35,7 +35,7 @@ class Conversation:
         self._answer: Any = None  # to the last message in the history, perhaps still being said: a Generation
         self._begun = NOTHING  # of the latest answer, which goes on with it
 
-    def _answered(
+    def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Any]:
         """Start an answer; return the part of the conversation that stays, and it. is_own: for this one."""
@@ -67,7 +67,7 @@ class Conversation:
 
         It can be set: then the conversation is another one.
         """
-        return self._system() + self._settled()
+        return self._system() + self._history_with_answer()
 
     @messages.setter
     def messages(self, messages: Sequence[Message]) -> None:
@@ -89,8 +89,8 @@ class Conversation:
     def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Any:
         """Continue with the next messages: a question, or results of the calls in the latest answer."""
         options = options or GenerationOptions()
-        history = [*self._stopped(), *messages]
-        kept, answer = self._answered(self._system(), history, options, is_own=True)
+        history = [*self._stop(), *messages]
+        kept, answer = self._start_answer(self._system(), history, options, is_own=True)
         self._history, self._answer, self._begun = kept, answer, NOTHING
         return answer
 
@@ -99,7 +99,7 @@ class Conversation:
 
         What was prefilled stays cached: the next question costs its own tokens only.
         """
-        history = self._stopped()
+        history = self._stop()
         asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
         if asked is None:
             return None
@@ -114,7 +114,7 @@ class Conversation:
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def _settled(self) -> list[Message]:
+    def _history_with_answer(self) -> list[Message]:
         """Return the history with the latest answer, or without an unanswered question.
 
         A continued answer is included at once, even if it has only thoughts.
@@ -128,11 +128,11 @@ class Conversation:
             return [*self._history, {**answer.message(), "content": said, **thoughts}]
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
-    def _stopped(self) -> list[Message]:
+    def _stop(self) -> list[Message]:
         """Stop the latest answer and return the history with it."""
         if self._answer is not None:
             self._answer.close()
-        return self._settled()
+        return self._history_with_answer()
 
 
 def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:

@@ -67,7 +67,7 @@ class DiffusionModel(NamedTuple):
     is_shifted: bool
 
 
-def filled(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
+def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
     """Yield the tokens after the prompt after each step; masked ones are the mask token.
 
     Raises UsageError, ContextError.

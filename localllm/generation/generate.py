@@ -118,7 +118,7 @@ class Generation(TextIterator):
         """Return the answer as a message, with reasoning and tool calls if there are any."""
         more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.told() for call in self.calls]
+            more["tool_calls"] = [call.to_message() for call in self.calls]
         return {"role": "assistant", "content": self.text, **more}
 
     def stop(self) -> None:

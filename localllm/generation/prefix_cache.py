@@ -124,7 +124,7 @@ class PrefixCache:
         with self.lock:
             self._collect()
             self._leave_end(query.ids)
-            while (begun := self._begun(best := self._longest_match(query), query)) is None:
+            while (begun := self._acquire_from(best := self._longest_match(query), query)) is None:
                 query = query._replace(most=best.length - 1)
             while self.idle and not self.is_shared:  # whoever is alone may need all memory
                 self.idle.popleft().close()
@@ -168,16 +168,16 @@ class PrefixCache:
         for length in () if self.is_shared else (earlier - 1, earlier):  # an answer's last token may be unread
             beginning = ids[: max(length, 0)]
             if length < len(ids) and (talk := self.store.stored(beginning, most, is_conversation=True)):
-                yield ReuseCandidate(talk, talk.ids, ended_with(talk), 0)
+                yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
 
-    def _begun(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
+    def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
         """Acquire the sequence of a match for this caller only; None if its files are gone."""
         source = best.source
         if isinstance(source, StoredPrefix):
             assert self.store is not None
             read = self.store.load(source)
             if read and source.is_conversation:
-                self._turns[read.sequence] = ended_with(source)
+                self._turns[read.sequence] = turns_of_stored_end(source)
             return read and CachedSequence(*read)
         if source is None:
             return CachedSequence(rolling(self.engine.sequence(), query.keep))
@@ -357,6 +357,6 @@ class PrefixCache:
         self._is_new = False
 
 
-def ended_with(conversation: StoredPrefix) -> list[TurnBoundary]:
+def turns_of_stored_end(conversation: StoredPrefix) -> list[TurnBoundary]:
     """Return the turns of a stored conversation of which only the end is known."""
     return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

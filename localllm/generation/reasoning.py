@@ -62,7 +62,7 @@ class ThinkingFormat(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def begun(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> MarkBegun | None:
         """Return the kind of part that this text begins; None if more of the text is needed."""
 
     def end(self, kind: str) -> str:
@@ -73,7 +73,7 @@ class ThinkingFormat(Protocol):
         """Return the answer in a text at the end that might have become a mark."""
         ...
 
-    def signed(self) -> Self:
+    def with_escapes(self) -> Self:
         """Return a copy with escape characters before all marks."""
         ...
 
@@ -94,7 +94,7 @@ class Tags:
     def closing(self) -> str:
         return f"\n{self.closes}\n\n"
 
-    def begun(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> MarkBegun | None:
         bare = text.lstrip()
         if bare.startswith(self.opens):
             return MarkBegun(THOUGHT, len(text) - len(bare) + len(self.opens))
@@ -106,7 +106,7 @@ class Tags:
     def rest(self, text: str) -> str:
         return text
 
-    def signed(self) -> "Tags":
+    def with_escapes(self) -> "Tags":
         return Tags(SIGN + self.opens, SIGN + self.closes)
 
 
@@ -135,7 +135,7 @@ class Channels:
     def closing(self) -> str:
         return self.closes + self.answer
 
-    def begun(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> MarkBegun | None:
         if self.calls and self.calls in text:
             return MarkBegun(ANSWER, 0)
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
@@ -149,7 +149,7 @@ class Channels:
     def rest(self, text: str) -> str:
         return "" if self._is_head(text) else text
 
-    def signed(self) -> "Channels":
+    def with_escapes(self) -> "Channels":
         heads, others = (tuple(SIGN + mark for mark in marks) for marks in (self.heads, self.others))
         return replace(self, heads=heads, others=others, closes=SIGN + self.closes)
 
@@ -252,7 +252,9 @@ class Thinking:
         else:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
-        return cls(format.signed(), is_open, False, shown, plain, tuple(starts), tuple(continuing), closing, budget)
+        return cls(
+            format.with_escapes(), is_open, False, shown, plain, tuple(starts), tuple(continuing), closing, budget
+        )
 
     def inside(self) -> Self:
         """Return the same in the middle of a thought."""
@@ -327,7 +329,7 @@ class ReasoningParser:
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
         """Take what is certain; whether that was up to a mark, behind which there may be more."""
         if self.kind is None:
-            if (begun := format.begun(self._held)) is None:
+            if (begun := format.detect_open(self._held)) is None:
                 return False
             self.kind, self._held = begun.kind, self._held[begun.length :]
             self._trims = self._trims or begun.length > 0

@@ -19,7 +19,7 @@ from localllm.generation.context_overflow import SINKS, require_shift
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextPart, Thinking
-from localllm.generation.sampling.sampler import Sampler, log_total, seeded_samplers
+from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
 from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -66,7 +66,7 @@ class Task:
             message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
             raise ContextError(message, length - context + 1)
 
-    def kept_tokens(self, context: int) -> int | None:
+    def resolve_keep(self, context: int) -> int | None:
         """Return how many first tokens stay when the context is full; None where nothing is forgotten.
 
         Raises ContextError for a context that is too small for it, and as `require_room`.
@@ -161,10 +161,10 @@ class Request:
         Raises UsageError and ContextError.
         """
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
-        kept = task.kept_tokens(engine.context)
+        kept = task.resolve_keep(engine.context)
         if kept is not None:
             engine.require_shift()
-        samplers = seeded_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
+        samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
         self.answers = [
             Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
@@ -338,7 +338,7 @@ class Completion:
         self.has_ended = self.guide.has_ended
         return Output(self, token, parts, row)
 
-    def extended(self, token: int, logprob: float) -> "Completion":
+    def extend(self, token: int, logprob: float) -> "Completion":
         """Return another answer that is a token longer, which may end it, and has no sequence; logprob: the token's."""
         twin = copy(self)
         twin.ids, twin.guide, twin.logprob, twin.sequence = [*self.ids], self.guide.copy(), self.logprob + logprob, None

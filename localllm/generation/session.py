@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
-from localllm.generation.chat_format import ChatFormat, begun_answer, render_up_to
+from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
 from localllm.generation.context_overflow import SINKS
 from localllm.generation.conversation import Conversation, PartialAnswer, has_calls, is_conversation
 from localllm.generation.generate import Generation, GenerationOptions, Task
@@ -73,7 +73,7 @@ class Session(Conversation):
 
         Raises UsageError if there is none, or if it must look like something, and ContextError if there is no room.
         """
-        options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
+        options, latest, history = options or GenerationOptions(), self._answer, self._stop()
         if not history or history[-1]["role"] != "assistant":
             raise UsageError("there is no answer to continue")
         if options.constraint:
@@ -90,7 +90,7 @@ class Session(Conversation):
             prompt, seen, known = self._read([*self._system(), *history], replace(options, continue_final=True))
             is_thought = known is not None and not known.text
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
-        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
+        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.with_defaults(options))
         task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
         answer = Generation(self.cache, self.tokenizer, task)
         self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
@@ -117,7 +117,7 @@ class Session(Conversation):
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
         options, messages = options or GenerationOptions(), list(messages)
         first = sum(1 for message in messages[:1] if isinstance(message, dict) and message.get("role") == "system")
-        return self._answered(messages[:first], messages[first:], options, is_own=False)[1]
+        return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
 
     def run_tools(
         self,
@@ -142,7 +142,7 @@ class Session(Conversation):
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""
-        task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.completed(options))
+        task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
         return Generation(self.cache, self.tokenizer, task)
 
     def candidates(
@@ -178,7 +178,7 @@ class Session(Conversation):
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raise UsageError for options that are invalid with this model, whatever the prompt."""
-        Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
+        Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
     def answers_one_text(self) -> bool:
@@ -195,7 +195,7 @@ class Session(Conversation):
         is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
-        chosen = self.completed(options)
+        chosen = self.with_defaults(options)
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
@@ -207,17 +207,17 @@ class Session(Conversation):
         messages, images = extract_images(messages)
         messages = validate_messages(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
-            return self._encoded(messages, images, options)
+            return self._encode(messages, images, options)
         from localllm.generation.tools.tool_messages import as_data, in_format
 
         format = self._format(options)
         told = in_format(as_data(messages, format.result_marks), format.calls, use)
-        if begun_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
+        if find_partial_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
             options = replace(options, continue_final=False)
         if format.calls.is_known and use and use.callable:
-            variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
+            variables = {**options.template_variables, "tools": [tool.to_json_schema() for tool in use.callable]}
             options = replace(options, template_variables=variables)
-        return self._encoded(told, images, options)
+        return self._encode(told, images, options)
 
     def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
         """Make the task of answering a conversation, with tool calls if there are tools."""
@@ -247,14 +247,14 @@ class Session(Conversation):
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
-        return self._encoded(*extract_images(messages), options).ids
+        return self._encode(*extract_images(messages), options).ids
 
-    def _encoded(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
+    def _encode(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
         """Encode messages with marks for images."""
         self.require_conversation()
         chosen, messages = options or GenerationOptions(), validate_messages(messages)
         format = self._format(chosen)
-        begun = begun_answer(messages, chosen.continue_final, format.thoughts)
+        begun = find_partial_answer(messages, chosen.continue_final, format.thoughts)
         is_thought = begun is not None and bool(begun.thinking) and not begun.text
         variables = template_variables(
             format.template.source, "on" if is_thought else chosen.think, chosen.think_budget
@@ -265,14 +265,14 @@ class Session(Conversation):
             return self.tokenizer.markers.render(format.template, messages, **{**variables, **more})
 
         text, rest = (
-            (render(messages), ()) if begun is None else self._begun_text(render, messages, begun, format.thoughts)
+            (render(messages), ()) if begun is None else self._render_partial(render, messages, begun, format.thoughts)
         )
         looks = [self.look(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
         seen = [seen for look in looks for seen in look.seen]
         return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
 
-    def _begun_text(
+    def _render_partial(
         self,
         render: Callable[..., str],
         messages: Sequence[Message],
@@ -330,7 +330,7 @@ class Session(Conversation):
         """Return how a conversation with such options is written."""
         return self._formats[bool(options.tools and options.tools.callable)]
 
-    def _answered(
+    def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
         """Start an answer; return the part of the conversation that stays, and it. is_own: for this session."""
@@ -341,7 +341,7 @@ class Session(Conversation):
             kept, prompt = history, self._read(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
-        task = self._task(prompt, self.completed(options), self._decoder(options), self.earlier if is_own else 0)
+        task = self._task(prompt, self.with_defaults(options), self._decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.cache, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
         return kept, answer
@@ -355,7 +355,7 @@ class Session(Conversation):
         """Make the decoder of an answer; with a constraint, it keeps every space."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
-    def completed(self, options: GenerationOptions | None) -> GenerationOptions:
+    def with_defaults(self, options: GenerationOptions | None) -> GenerationOptions:
         """Complete the options with the model's recommendations."""
         options = options or GenerationOptions()
         return replace(options, sampling=options.sampling.over(self._recommended))

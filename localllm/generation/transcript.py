@@ -122,24 +122,26 @@ class Transcript:
     def push(self, token: int) -> list[TextPart]:
         """Return the parts that are complete with this token."""
         text = self._decoder.push(token)
-        return self._said(self._splitter.push(self._shown.get(token, text)))
+        return self._cut_at_stop(self._splitter.push(self._shown.get(token, text)))
 
     def give_up_call(self) -> list[TextPart]:
         """Treat what looked like a call as prose."""
-        return self._said([]) if self.reader is None else self._shown_parts(self._with_json(self.reader.give_up()))
+        return (
+            self._cut_at_stop([]) if self.reader is None else self._shown_parts(self._with_json(self.reader.give_up()))
+        )
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the rest at the end; nothing after a stop string.  is_end: the model has ended."""
         if self.has_stopped:
             return []
-        parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
+        parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
         if self.reader:
             parts += self._shown_parts(self._with_json(self.reader.flush(is_end)))
         if self._json_reader:
             parts += self._shown_parts(self._json_reader.flush(is_end))
-        return parts + self._kept(ANSWER, self._stops.flush())
+        return parts + self._record(ANSWER, self._stops.flush())
 
-    def _said(self, parts: list[TextPart]) -> list[TextPart]:
+    def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
         """Return the parts, calls among them, without a stop string and what comes after it."""
         if self.reader is None:
             return self._shown_parts(parts)
@@ -166,10 +168,10 @@ class Transcript:
                 text = items.push(text)
             if compactor := {ANSWER: self._answer_json, ARGUMENTS: self._call_json}.get(kind):
                 text = compactor.push(text)
-            said += self._kept(kind, self._stops.push(text) if kind == ANSWER else text)
+            said += self._record(kind, self._stops.push(text) if kind == ANSWER else text)
         return said
 
-    def _kept(self, kind: str, text: str) -> list[TextPart]:
+    def _record(self, kind: str, text: str) -> list[TextPart]:
         if kind == THOUGHT:
             self.thinking += text
         elif kind == ANSWER:

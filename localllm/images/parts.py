@@ -18,7 +18,7 @@ def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any
     if not any(has_image(message) for message in messages):
         return list(messages), []
     images = list[Any]()
-    return [_marked(message, images) for message in messages], images
+    return [_with_markers(message, images) for message in messages], images
 
 
 def has_image(message: Any) -> bool:
@@ -46,7 +46,7 @@ def is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
-def _marked(message: Message, images: list[Any]) -> Message:
+def _with_markers(message: Message, images: list[Any]) -> Message:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str | list):
         return message

@@ -290,7 +290,7 @@ class SearchAhead:
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
         importance, known = job.importance, self._known
         if isinstance(known, ArrayLog) and job.tensor.name in known:
-            return (partial(stored_rows, known, job, *rows) for rows in job.ranges())
+            return (partial(read_stored_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
@@ -311,7 +311,7 @@ class SearchAhead:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
+def read_stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
     """Read rows of a tensor that is encoded already, uint8."""
     width = job.format.row_bytes(job.tensor.shape[-1])
     return known.read(job.tensor.name, first * width, last * width)

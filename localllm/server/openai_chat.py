@@ -64,7 +64,7 @@ class Choice:
         """Return it as an assistant message."""
         more: dict[str, Any] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.told() for call in self.calls]
+            more["tool_calls"] = [call.to_message() for call in self.calls]
         text = "".join(self.text)
         return {"role": "assistant", "content": text if text or not self.calls else None, **more}
 
@@ -178,7 +178,7 @@ def format_delta(part: TextPart, choice: Choice) -> dict[str, Any]:
     """Format a part as a delta; choice: collects its tool calls so far."""
     if part.kind == CALL:
         take(choice.calls, part)
-        return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].told(), "function": {
+        return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].to_message(), "function": {
             "name": part.text, "arguments": ""}}]}  # fmt: skip
     if part.kind == ARGUMENTS:
         return {"tool_calls": [{"index": len(choice.calls) - 1, "function": {"arguments": part.text}}]}

@@ -113,7 +113,7 @@ def registry_path() -> Path:
 
 
 @cache
-def known_models() -> dict[str, Known]:
+def registry_models() -> dict[str, Known]:
     """Return the models of models.toml by name."""
     import tomllib
 
@@ -132,7 +132,7 @@ def resolve(model: str | os.PathLike[str]) -> str:
     name = resolve_alias(path)
     if os.path.lexists(name):
         return name
-    if (known := known_models().get(name.lower())) and not known.repository:
+    if (known := registry_models().get(name.lower())) and not known.repository:
         return str(DATA / known.file)
     reference = parse_reference(name)
     if reference is None:
@@ -167,7 +167,7 @@ def parse_reference(text: str) -> HubReference | None:
         file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
         return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
     name, _, quantization = text.partition(":")
-    if known := known_models().get(name.lower()):
+    if known := registry_models().get(name.lower()):
         if not known.repository:
             return None
         usual = known.quantization
@@ -189,8 +189,8 @@ def normalize_name(text: str) -> str:
         return HUB + text
     name = re.sub("[^a-z0-9.]", "", text.lower())
     names = {name, re.sub("(it|instruct|chat)$", "", name)}
-    same = (known for known in known_models() if known.replace("-", "") in names)
-    return text if text.partition(":")[0].lower() in known_models() else next(same, text)
+    same = (known for known in registry_models() if known.replace("-", "") in names)
+    return text if text.partition(":")[0].lower() in registry_models() else next(same, text)
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ def suggestion(name: str) -> str:
     if " " in name:
         return "; a text to answer stands behind the model, or behind -p"
     base = name.partition(":")[0].lower()
-    names = {*known_models(), *(model.name for model in models_on_disk())}
+    names = {*registry_models(), *(model.name for model in models_on_disk())}
     close = get_close_matches(base, names, cutoff=0.7)
     meant = f"; did you mean {' or '.join(close)}?" if close else ""
     return f" and no model of that name{meant} (`localllm list --all` shows the known ones)"
@@ -330,7 +330,7 @@ def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -
     """Return the shortest name that identifies a model in the folder."""
     if not repository:
         return model.name
-    for known in known_models().values():
+    for known in registry_models().values():
         if known.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), known.file.lower()):
             return known.name if model.quantization == known.quantization else f"{known.name}:{model.quantization}"
     if model.quantization and quantizations.count(model.quantization) == 1:

@@ -67,7 +67,7 @@ class Repository:
         """
         self.name, self._on_break = name, on_break
         require_known_proxies()
-        self._commit, self.files = self._patiently(self._listed)
+        self._commit, self.files = self._patiently(self._list)
 
     @property
     def _repository(self) -> str:
@@ -77,7 +77,7 @@ class Repository:
     def _revision(self) -> str | None:
         return unquote(self.name.partition("@")[2]) or None
 
-    def _listed(self) -> tuple[str, dict[str, RemoteFile]]:
+    def _list(self) -> tuple[str, dict[str, RemoteFile]]:
         """Return the commit and its files. Raises LocalllmError for an invalid response."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -101,7 +101,7 @@ class Repository:
         failures = 0
         while True:
             try:
-                return self._explained(action)
+                return self._explain(action)
             except BrokenError as error:
                 failures += 1
                 if failures == FIRST_TRIES:
@@ -112,7 +112,7 @@ class Repository:
         self._on_break(str(error))
         time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
 
-    def _explained(self, action: Callable[[], Any]) -> Any:
+    def _explain(self, action: Callable[[], Any]) -> Any:
         """Call an action and translate its errors.
 
         Raises BrokenError, ModelError, LocalllmError.
@@ -212,9 +212,9 @@ class Repository:
                 hf_raise_for_status(answer)
                 return answer
 
-            answer = self._explained(answered)
+            answer = self._explain(answered)
             skip, pieces = start - parse_first_byte(answer, file), answer.iter_raw()
-            while start < end and (piece := self._explained(lambda: next(pieces, None))) is not None:
+            while start < end and (piece := self._explain(lambda: next(pieces, None))) is not None:
                 skipped = min(skip, len(piece))
                 skip -= skipped
                 if piece := piece[skipped : skipped + end - start]:

@@ -23,7 +23,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata_reader import number_of_strings
 from localllm.files.gguf.projectors import find_projector
-from localllm.generation.sampling.options import recommended
+from localllm.generation.sampling.options import read_recommended
 from localllm.services.quantization_info import describe_quantization
 from localllm.services.validate import Validity, check_validity, require_numbers
 
@@ -66,7 +66,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "projector": describe_projector_of(file.path) if h else None,
             "guessing": describe_mtp(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
-            "sampling": recommended(metadata)[0].chosen,
+            "sampling": read_recommended(metadata)[0].explicit,
             "made_with": describe_quantization(metadata),
             "formats": formats(file),
             "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],

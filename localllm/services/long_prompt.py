@@ -157,7 +157,7 @@ class PartAnswers:
 
     def _answers(self, records: list[Record]) -> dict[Any, str]:
         """Return the answers by record. Raises LocalllmError for the first part that fails."""
-        from localllm.services.map import MapJob, Mapping, unfinished
+        from localllm.services.map import MapJob, Mapping, select_unfinished
 
         job = MapJob(self._model.path, self._prompts, self._options)
         key = digest(repr([record.input for record in records]).encode() + repr(job.digests(job.path)).encode())
@@ -165,7 +165,7 @@ class PartAnswers:
         self.files.append(file)
         with JsonlFile(file) as out:
             done = {each["id"]: each["output"] for each in out.records if "output" in each}
-            mapping = Mapping(self._model, job, unfinished(records, out.records))
+            mapping = Mapping(self._model, job, select_unfinished(records, out.records))
             self._show(len(done), len(records))
             for record, result in mapping:
                 if "error" in result:

@@ -277,7 +277,7 @@ def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
     return stays
 
 
-def unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
+def select_unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
     """Select the records without a result."""
     done = {result["id"] for result in known}
     return [record for record in records if record.error or record.id not in done]

@@ -69,7 +69,7 @@ Receipt = dict[str, Any]
 
 def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
     """Return fully specified options: the file's recommendations, defaults and a random seed filled in."""
-    sampling = model.session.completed(options).sampling.complete
+    sampling = model.session.with_defaults(options).sampling.complete
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
     return replace(options, sampling=sampling)

@@ -93,11 +93,11 @@ class Comparison(Prediction):
     def facts(self) -> dict[str, Any]:
         """Return the scores for JSON; probabilities are from 0 to 1."""
         return super().facts() | {
-            "base": named_error(*self.base_perplexity, "perplexity"),
-            "ratio": named_error(*self.ratio),
+            "base": name_error(*self.base_perplexity, "perplexity"),
+            "ratio": name_error(*self.ratio),
             "kld": statistics(self.kld),
             "change": statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
-            "same_top": named_error(*mean(self.same_top)),
+            "same_top": name_error(*mean(self.same_top)),
         }
 
 
@@ -112,11 +112,11 @@ def from_logarithm(value: float, error: float) -> tuple[float, float]:
     return number, number * error
 
 
-def named_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
+def name_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
     return {name: value, "error": error}
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
     """Return mean, extremes and percentiles; "50" is the median."""
     percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
-    return named_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles
+    return name_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles

@@ -256,7 +256,7 @@ def _append(path: Path, data: bytes) -> None:
 
 def names() -> list[str]:
     """List the names of all sessions, most recent first."""
-    return [name for _, name in sorted(_found(), reverse=True)]
+    return [name for _, name in sorted(_find(), reverse=True)]
 
 
 def branches(name: str) -> list[str]:
@@ -273,7 +273,7 @@ def _trunk(name: str) -> str:
     return name
 
 
-def _found() -> Iterable[tuple[float, str]]:
+def _find() -> Iterable[tuple[float, str]]:
     """Yield the modification time and name of each session."""
     try:
         items = list(os.scandir(folder()))
@@ -289,7 +289,7 @@ def _found() -> Iterable[tuple[float, str]]:
 def list_sessions() -> list[Listed]:
     """List all sessions, most recent first."""
     found = []
-    for used, name in sorted(_found(), reverse=True):
+    for used, name in sorted(_find(), reverse=True):
         try:
             found.append(Listed(name, used, read(name)))
         except LocalllmError as error:

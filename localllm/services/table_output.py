@@ -9,7 +9,7 @@ from localllm.errors import UsageError
 from localllm.files.jsonl_file import JsonlFile
 from localllm.files.safe_file import SafeFile, resolve_target
 from localllm.services.records import Record
-from localllm.services.tables import Table, encode_table, extra, joined_rows, kind_of, rows_of
+from localllm.services.tables import Table, encode_table, extra, join_rows, kind_of, rows_of
 
 
 def work_path(output: str) -> str:
@@ -44,8 +44,8 @@ def writing_table(
         kind = kind_of(output)
         rows = rows_of(records) if table is None else table.rows
         with open(file.path, "rb") as source:
-            results: dict[Any, Any] = {each["id"]: each for each in file.parsed(source.read())}
-        columns, joined = joined_rows(records, rows, results, properties)
+            results: dict[Any, Any] = {each["id"]: each for each in file.parse_lines(source.read())}
+        columns, joined = join_rows(records, rows, results, properties)
         delimiter = table.delimiter if table and table.kind == kind == "csv" else ","
         with SafeFile(output) as made:
             made.write(encode_table(kind, columns, joined, delimiter))

@@ -173,7 +173,7 @@ def value_at(result: Row, path: tuple[str, ...]) -> Any:
     return value
 
 
-def joined_rows(
+def join_rows(
     records: Sequence[Record], rows: Sequence[Row], results: Mapping[Any, Row], properties: Sequence[str]
 ) -> tuple[list[str], Iterator[Row]]:
     """Return the columns of a table with answers, and its rows: those of records that have a result."""

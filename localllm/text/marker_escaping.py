@@ -45,7 +45,7 @@ class Markers:
         answer because templates look for tags, such as </think>, that it breaks too.
         """
         rendered_markers = [messages, variables]
-        broken, shattered = _with_texts(rendered_markers, self._broken), _with_texts(rendered_markers, self._shattered)
+        broken, shattered = _with_texts(rendered_markers, self._broken), _with_texts(rendered_markers, self._shatter)
         text = template.render(broken[0], **broken[1])
         if broken == shattered:
             return text
@@ -64,7 +64,7 @@ class Markers:
         text = without_surrogates(text).replace(BREAK, "�")
         return self._heads.sub(BREAK, text)
 
-    def _shattered(self, text: str) -> str:
+    def _shatter(self, text: str) -> str:
         text = self._broken(text)
         if text.isidentifier():
             return text

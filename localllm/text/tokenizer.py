@@ -116,11 +116,11 @@ class Tokenizer:
             raise UsageError(f"the chat template includes {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
         for piece, image in zip(pieces, [*images, ()], strict=True):
-            fragments += [*self._rendered(piece), *image]
+            fragments += [*self._render(piece), *image]
         tokens = self._encode_fragments(fragments)
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
 
-    def _rendered(self, text: str) -> Iterator[str | int]:
+    def _render(self, text: str) -> Iterator[str | int]:
         """Split a rendered text at its control tokens."""
         for fragment in self._breakable.cut(text):
             if isinstance(fragment, str) and BREAK in fragment:

@@ -44,7 +44,7 @@ class WordPiece(Subwords):
         parts: list[str] = []
         normalized = "".join(one for one in chunk if not is_control(one))
         for piece in CHINESE.split(normalized):
-            word, begin = self._normalized(piece), 0
+            word, begin = self._normalize(piece), 0
             for at, one in enumerate(word):
                 if is_punctuation(one):
                     parts += [word[begin:at], one]
@@ -52,7 +52,7 @@ class WordPiece(Subwords):
             parts.append(word[begin:])
         return [part for part in parts if part]
 
-    def _normalized(self, piece: str) -> str:
+    def _normalize(self, piece: str) -> str:
         if self._strips:
             piece = "".join(one for one in normalize("NFD", piece) if category(one) != "Mn")
         return "".join([one.lower() for one in piece]) if self._lower else piece  # one by one: a last sigma is as any

@@ -28,7 +28,7 @@ from localllm.files.gguf.file import GGUFFile, map_file
 from localllm.files.gguf.header import STRING, UINT64, HeaderReader
 from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
-from localllm.files.logits_file import MAGIC, LogitsFile, row_width, scored_tokens
+from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
 from localllm.files.settings import parse as parse_settings
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
@@ -491,7 +491,7 @@ def read_imatrix_of(path: Path, draw: random.Random) -> None:
 def logits(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """A file of logits with its counts or some bytes changed."""
     size, vocab, count = (draw.choice([right, right, *NUMBERS]) for right in (8, 5, 2))
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored_tokens(8) * row_width(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * row_width(5) * 2)
     data = MAGIC + struct.pack("<3I", *(number % (1 << 32) for number in (size, vocab, count))) + body
     path.write_bytes(data if draw.random() < 0.5 else bytes_changed(draw, data))
 

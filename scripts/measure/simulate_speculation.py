@@ -26,7 +26,7 @@ from measure_speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
 from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCostModel
-from localllm.generation.speculation.ngram import Copies, NGrams, copied, from_text
+from localllm.generation.speculation.ngram import Copies, NGrams, copy_after, from_text
 from localllm.generation.speculation.ngram_cache import NgramCache
 
 COSTS = (0.32, 0.26, 0.2, 0.15, 0.1, 0.05)  # of a further token in a step
@@ -116,7 +116,7 @@ def ways(grams: NGrams, copies: Copies, most: int) -> list[Way]:
         places += [(grams._length[state], grams._end[after]) for after in grams._next[state].values()]
         state = grams._link[state]
     for agreed, place in places:
-        way = [(guess.token, guess.trust) for guess in islice(copied(grams.tokens, place, agreed), MOST)]
+        way = [(guess.token, guess.trust) for guess in islice(copy_after(grams.tokens, place, agreed), MOST)]
         if way:
             found.setdefault(way[0][0], way)
     return list(found.values())[:most]

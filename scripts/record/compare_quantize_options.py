@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from localllm.cli.compat import left_out
+from localllm.cli.compat import find_ignored
 from localllm.cli.registry import params_of
 from localllm.quantizing.quantize import find_type
 
@@ -26,7 +26,7 @@ def types_of(usage: str) -> list[tuple[str, str]]:
 def missing(usage: str) -> list[str]:
     """Return the options and types that `localllm quantize` does not take."""
     known = {name for parameter in params_of("quantize") for name in parameter.opts}
-    options = [name for name in options_of(usage) if name not in known and left_out(name, "quantize") is None]
+    options = [name for name in options_of(usage) if name not in known and find_ignored(name, "quantize") is None]
     types = [name for _, name in types_of(usage) if find_type(name) is None]
     numbers = [
         f"{number} ({name})"

@@ -16,7 +16,7 @@ from localllm.errors import LocalllmError
 from localllm.files import settings as config
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
-from localllm.files.logits_file import MAGIC, LogitsFile, row_width, scored_tokens
+from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
 from localllm.quantizing.quantize import parse_override
 from localllm.services.records import Prompts, read_records
 from localllm.services.validate import require_valid
@@ -67,7 +67,7 @@ def imatrix(path: Path) -> None:
 
 
 def logits(path: Path) -> None:
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored_tokens(8) * row_width(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * row_width(5) * 2)
     path.write_bytes(MAGIC + struct.pack("<3i", 8, 5, 2) + body)
 
 

@@ -13,11 +13,11 @@ from localllm.convert import open_folder
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
 from localllm.convert.families.bert import labels
-from localllm.convert.families.diffusion import masked, of_mask
+from localllm.convert.families.diffusion import add_mask_token, of_mask
 from localllm.convert.families.gemma3n import deviations
 from localllm.convert.families.qwen_next import in_turn
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.modules import left_out
+from localllm.convert.modules import warn_unconverted
 from localllm.errors import ModelError
 from tests.unit.convert.families.test_families import facts, told_or_refused, written
 
@@ -136,20 +136,20 @@ def test_what_scores_are_called(named: Any, count: int | None, found: list[str])
 @pytest.mark.parametrize(("said", "usual", "found"), [(None, 0, {}), (7, 0, {"tokenizer.ggml.mask_token_id": 7}),
                                                       (None, 9, {"tokenizer.ggml.mask_token_id": 9})])  # fmt: skip
 def test_what_stands_for_masked_places(said: int | None, usual: int, found: dict[str, int]):
-    h = masked(Config({"mask_token_id": said}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
+    h = add_mask_token(Config({"mask_token_id": said}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
     assert of_mask({}, h) == found and h.metadata == {"attention.causal": False}
 
 
 def test_modules_that_nothing_is_made_of(tmp_path: Path):
-    assert left_out(tmp_path) == []
+    assert warn_unconverted(tmp_path) == []
     kinds = ["a.Transformer", "a.Pooling", "LayerNorm", "b.Normalize", "c.d.Dense", "x.Odd"]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": kind, "path": ""} for kind in kinds]))
     said = "the module {} of modules.json is left out"
-    assert left_out(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
+    assert warn_unconverted(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
     for place in ("/x", "a/../b"):
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
         with pytest.raises(ModelError, match="a module is in an unexpected folder, "):
-            left_out(tmp_path)
+            warn_unconverted(tmp_path)
 
 
 @pytest.mark.parametrize(("said", "found"), [

@@ -263,12 +263,12 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
         given.update(places=places, threads=threads, keeps=keeps)
         return program
 
-    monkeypatch.setattr(engine_texts, "compiled", compiled)
+    monkeypatch.setattr(engine_texts, "compile_program", compiled)
     reader, options = Bare(), EngineOptions(threads=3)
     reader.context = context
     weight = SimpleNamespace(tensor=SimpleNamespace(format=SimpleNamespace(name=format)))
     operations: Any = [Linear((), None, weight, None), SimpleNamespace()]  # type: ignore[arg-type]
-    read = reader._compiled(operations, ["states"], options)
+    read = reader._compile(operations, ["states"], options)
     assert given["places"].cache == (["states"], pages + 5, options.kv_cache_type, operations)
     assert len(given["places"].header.ids) == max(512, context)
     assert (given["threads"], given["keeps"]) == (3, False)

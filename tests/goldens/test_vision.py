@@ -53,17 +53,17 @@ def as_llama_cpp(monkeypatch):
         b.ignore(*filter(None, map(w.bare, anyres.NEWLINES)))
         return b.linear(b.gelu(b.linear(x, mm.require("0"))), mm.require("2"))
 
-    def arranged(rows, size, how, side, newline):
+    def arrange_rows(rows, size, how, side, newline):
         return np.concatenate((*rows[1:], rows[0]))
 
-    monkeypatch.setattr(llava, "arranged", arranged)
+    monkeypatch.setattr(llava, "arrange_rows", arrange_rows)
     monkeypatch.setattr(llava, "project", project)
     layer = llava.feature_layer
     for family in (llava, internvl):
         monkeypatch.setattr(family, "with_whole", with_whole)
         monkeypatch.setattr(family, "positions", positions)
-    gathered = internvl.gathered
-    monkeypatch.setattr(internvl, "gathered", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
+    gathered = internvl.gather
+    monkeypatch.setattr(internvl, "gather", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
     monkeypatch.setattr(
         llava,
         "feature_layer",
@@ -108,7 +108,7 @@ def test_what_transformers_sees(tmp_path, name):
     """The rows of the same pictures."""
     path = write_projector(projector(name), tmp_path / "mmproj.gguf")
     reader = VisionEncoder(GGUFFile.open(path), EngineOptions(threads=2))
-    images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
+    images = [reader.family.prepare(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
     rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
     reader.close()
     golden = PictureGolden.load(name)

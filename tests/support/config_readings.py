@@ -15,7 +15,7 @@ from readings import MANY, rounded
 
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
-from localllm.convert.folder import packed
+from localllm.convert.folder import detect_expert_packing
 from localllm.convert.places import places
 from localllm.errors import ModelError
 
@@ -53,7 +53,13 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     found |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
     found |= {"tied": h.tied, "warnings": config.warnings}
     width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
-    h = h.plus({"packed": packed({name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width)})
+    h = h.plus(
+        {
+            "packed": detect_expert_packing(
+                {name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width
+            )
+        }
+    )
     wanted = places(family, h.sizes, h.tied)
     counts = Counter(re.sub(r"blk\.\d+\.", "*", name) + ("" if at.needed else "?") for name, at in wanted.items())
     found |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}

@@ -50,7 +50,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
 
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
-    without_guard = tape.padded
+    without_guard = tape.pad_columns
     steps.padded = lambda vector: guarded_copy(without_guard(vector))
     with tempfile.TemporaryDirectory() as place:
         for number, (family, more) in enumerate([*((one, {}) for one in ENCODERS), *ODD.items()]):

@@ -156,7 +156,7 @@ class SimulatedCard:
     def release(self, address: int) -> None:
         self.free(address)
 
-    def pinned(self, size: int) -> np.ndarray:
+    def allocate_pinned(self, size: int) -> np.ndarray:
         return self._bytes(self.allocate(size), size)
 
     def _bytes(self, address: int, size: int) -> np.ndarray:

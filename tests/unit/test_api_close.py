@@ -120,9 +120,9 @@ def test_a_reader_is_opened_once_and_with_the_models_options():
         asked.append(options)
         return object()
 
-    first = made._opened("embedder", None, make)
-    assert made._opened("embedder", None, make) is first
-    others = [made._opened("embedder", "cls", make), made._opened("reranker", None, make)]
+    first = made._open_engine("embedder", None, make)
+    assert made._open_engine("embedder", None, make) is first
+    others = [made._open_engine("embedder", "cls", make), made._open_engine("reranker", None, make)]
     assert len({id(each) for each in (first, *others)}) == 3
     assert [(each.threads, each.context) for each in asked] == [(3, 77)] * 3
 

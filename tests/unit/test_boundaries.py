@@ -27,7 +27,7 @@ from localllm.files import logits_file
 from localllm.files.cache import checksummed_cache as known
 from localllm.files.cache import file_hash, prefix_files
 from localllm.files.cache.prefix_files import PrefixFile
-from localllm.files.logits_file import LogitsWriter, row_width, scored_tokens
+from localllm.files.logits_file import LogitsWriter, count_scored_tokens, row_width
 from localllm.generation.reasoning import overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
@@ -114,7 +114,7 @@ def test_known_checks_are_private_and_bounded(cache):
 @pytest.mark.parametrize("spare", [0, -1])
 def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
     chunks = np.zeros((3, 16), np.int32)
-    needed = 3 * scored_tokens(16) * row_width(100) * 2
+    needed = 3 * count_scored_tokens(16) * row_width(100) * 2
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
     if spare < 0:
         with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* use fewer with --chunks"):
@@ -323,7 +323,7 @@ def test_a_cache_that_nothing_can_hold(monkeypatch):
     def refuse(self, size):
         raise MemoryLimitError("no")
 
-    monkeypatch.setattr(cache.KVCache, "_reserved", refuse)
+    monkeypatch.setattr(cache.KVCache, "_reserve", refuse)
     with pytest.raises(MemoryLimitError):
         cache.KVCache([Paged(0, 1, 16, 16)], 128, KVType.of("f32"))
 
@@ -375,8 +375,8 @@ def test_magnitudes_of_stretched_contexts(tmp_path, given, magnitude):
 def test_other_words_for_commands():
     for name, words in llama_names.MEANT.items():
         for word in words.split():
-            assert llama_names.meant_command(word) == llama_names.meant_command(word.upper()) == name
-    assert [llama_names.meant_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
+            assert llama_names.suggest_command(word) == llama_names.suggest_command(word.upper()) == name
+    assert [llama_names.suggest_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
 
 
 def test_every_warning_is_a_line(capsys):

@@ -4,9 +4,9 @@ Unlike dots.llm1: embeddings are multiplied by the root of the width; three of f
 what heads see goes through a gate; norms behind attention and feed-forward network too.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_local_rope, read_windows
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -49,11 +49,11 @@ def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Acti
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    seen = attend(b, h, state, *normed_heads(b, w, h, q, k), v)
+    seen = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)
     y = b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
-    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

@@ -6,7 +6,7 @@ of queries and keys is normalized; rotated pairs are half a head apart.
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import plain
 from localllm.arch.layer_state import Paged
@@ -60,7 +60,7 @@ def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
 def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, plain(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))

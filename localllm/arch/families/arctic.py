@@ -6,7 +6,7 @@ Unlike llama: beside attention and a feed-forward network, experts read what the
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.llama import read as read_llama
-from localllm.arch.feed_forward import gated, gated_or_mixture
+from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -31,5 +31,5 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y = b.add(y, gated(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))
-    return b.add(y, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))
+    y = b.add(y, gated_feed_forward(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(y, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))

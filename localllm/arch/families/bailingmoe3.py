@@ -11,8 +11,8 @@ from localllm.arch.attention import by_head
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
-from localllm.arch.families.step35 import limited, read_limits
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.step35 import limited_swiglu, read_limits
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections
@@ -72,12 +72,12 @@ def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activa
         decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, rates_of(w, h))), h.lowest))
         seen = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
     x = b.add(x, b.linear(seen, w.attn_output))
-    of_experts, of_others = (limited(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
     if is_mixture:
         w.require_biases("exp_probs_b")
 
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-        return shared(b, w, x, of_others)
+        return shared_expert(b, w, x, of_others)
 
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))

@@ -7,7 +7,7 @@ layer norms, behind what they normalize and not before it; GELU without a gate; 
 """
 
 from localllm.arch.attention import attend, qkv
-from localllm.arch.encoder import Encoder, embedded, encoder_fields, finished
+from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
 from localllm.arch.feed_forward import plain
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
@@ -30,13 +30,13 @@ def read(fields: Fields) -> BERT:
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     """Compute a row for each text."""
-    x = b.add(embedded(b, w), b.embed_positions(w.position_embd, b.positions))
+    x = b.add(embed_tokens(b, w), b.embed_positions(w.position_embd, b.positions))
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(plain(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
-    return finished(b, w, h, x)
+    return pool_and_normalize(b, w, h, x)
 
 
 def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,7 @@ embeddings; GELU without a gate; biases everywhere; queries, keys and values by 
 """
 
 from localllm.arch.attention import LAYER_EPSILON
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.mpt import MPT, block
 from localllm.arch.metadata import Fields
@@ -23,4 +23,4 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    return decoder(b, w, h, block, x, centered(b, w, h))
+    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

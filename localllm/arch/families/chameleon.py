@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -41,7 +41,7 @@ def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
     return b.add_vector(decoder(b, w, h, block), of_images)
 
 
-def normed(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
+def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
     """Return each head by its own layer norm."""
     head_dim = h.attention.head_dim
     bias = weight.bias.shaped(heads, head_dim).flat() if weight.bias else None
@@ -59,10 +59,10 @@ def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> 
         return b.rms_norm(y, weight, h.epsilon) if h.norms_behind else y
 
     q, k, v = qkv(b, w, h, state.layer, before(x, w.attn_norm))
-    q = normed(b, h, q, w.attn_q_norm, a.heads[state.layer])
-    k = normed(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])
+    q = normalize_heads(b, h, q, w.attn_q_norm, a.heads[state.layer])
+    k = normalize_heads(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])
     y = behind(b.linear(attend(b, h, state, q, k, v), w.attn_output), w.attn_norm)
     x = b.add(x, y)
     # Where norms stand behind, the network gets what attention has made, and not the sum, as in llama.cpp.
     y = y if h.norms_behind else before(x, w.ffn_norm)
-    return b.add(x, behind(gated(b, w, y, b.swiglu), w.ffn_norm))
+    return b.add(x, behind(gated_feed_forward(b, w, y, b.swiglu), w.ffn_norm))

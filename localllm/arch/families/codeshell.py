@@ -1,7 +1,7 @@
 """CodeShell (Xie et al. 2024, arXiv 2403.15747). As StarCoder 2, but files may have an output matrix only, for both."""
 
 from localllm.arch.attention import Transformer
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.starcoder2 import block, read
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -12,4 +12,4 @@ __all__ = ["forward", "read"]
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the wanted tokens."""
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
-    return decoder(b, w, h, block, x, centered(b, w, h))
+    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

@@ -7,10 +7,10 @@ expert for all tokens counts as much as the others together; some files have nor
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
 from localllm.arch.families.cohere2 import Cohere2
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -57,11 +57,11 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
     y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
     q, k, v = qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, shared if both else None)
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert if both else None)
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 
 def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    found = guessed(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
+    found = mtp_output(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
     return MtpOutput(found.made, b.scale(found.logits, h.logit_scale))

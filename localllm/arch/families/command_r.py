@@ -4,9 +4,9 @@ Unlike llama: attention and feed-forward network read the same layer norm, which
 R+ normalizes each head of queries and keys; a factor for the logits; the output matrix is the embedding matrix.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, centered_heads, qkv
+from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, layer_norm_heads, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -37,6 +37,6 @@ def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Act
     """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    q, k = centered_heads(b, w, h, q, k)
+    q, k = layer_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated(b, w, y, b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, y, b.swiglu))

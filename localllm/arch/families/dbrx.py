@@ -7,7 +7,7 @@ matrix, are clamped; experts.
 from localllm.arch.attention import LAYER_EPSILON, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.olmo import OLMo
-from localllm.arch.feed_forward import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -30,4 +30,4 @@ def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activ
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.layer_norm(x, w.attn_output_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.layer_norm(x, w.attn_output_norm, h.epsilon), b.swiglu))

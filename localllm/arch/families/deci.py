@@ -7,7 +7,7 @@ nothing does; and a layer without a feed-forward network does nothing at all, as
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, qkv, rope_factors
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
@@ -74,4 +74,4 @@ def block(
             q, k, v = qkv(b, w, h, layer, y)
             y = attend(b, h, state, q, k, v, factors)
         x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -6,7 +6,7 @@ whose choice has a bias, and in Ling if the file says so.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SOFTMAX, gated_or_mixture, read_own_routing, read_routing, shared
+from localllm.arch.feed_forward import SOFTMAX, feed_forward_or_experts, read_own_routing, read_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -54,5 +54,5 @@ def block(b: Builder, w: Weights, h: DeepSeek, state: Paged, x: Activation) -> A
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, beside))
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside))

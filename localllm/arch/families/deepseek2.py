@@ -13,11 +13,11 @@ from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder, Scores
@@ -114,19 +114,21 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )
 
 
 def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return guessed(b, w, h, made, block)
+    return mtp_output(b, w, h, made, block)
 
 
-def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
+def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
     """Project queries (plain and rotated parts), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
-        return projected_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
-    return projected_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+        return project_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
+    return project_from(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
@@ -134,7 +136,7 @@ def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Act
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
-def projected_from(
+def project_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
@@ -157,7 +159,7 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
 
     Queries by the matrices of the keys, latent rows, and results by those of the values.
     """
-    plain, rotated, latent, key = projected(b, w, h, x)
+    plain, rotated, latent, key = project(b, w, h, x)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     y = b.attend(q, b.concat_heads(latent, key, 1), None, state, Scores(h.heads, h.scale))
     return b.head_linear(y, w.attn_v_b)
@@ -167,7 +169,7 @@ def to_keys(
     b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
 ) -> Activation:
     """Compute the heads' outputs, of keys and values."""
-    plain, rotated, latent, key = projected(b, w, h, x, factors)
+    plain, rotated, latent, key = project(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.concat_heads(b.slice_columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
     v = b.slice_columns(both, h.key_dim, period, period)

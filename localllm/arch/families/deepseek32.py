@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.decoder import last
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, projected_from, read_latent
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, project_from, read_latent
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -102,7 +102,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
         seen = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=chosen), narrow, y)
         x = b.add(x, b.linear(seen, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, gated_or_mixture(b, block, h.routing, y, b.swiglu, shared))
+        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
     return last(b, w, h, x)
 
 
@@ -116,18 +116,18 @@ def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Acti
     w.require_biases("indexer.k_norm")
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
-    q, k = turned(b, indexer, q, indexer.heads), turned(b, indexer, k, 1)
+    q, k = rotate_index_heads(b, indexer, q, indexer.heads), rotate_index_heads(b, indexer, k, 1)
     return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), index, indexer.count)
 
 
-def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
+def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
     """Rotate the heads of an indexer."""
     if not indexer.at_end:
         return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
-    return turned_at_end(b, indexer.rope, x, heads, indexer.dim)
+    return rotate_tail(b, indexer.rope, x, heads, indexer.dim)
 
 
-def turned_at_end(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
+def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
     """Rotate the last numbers of heads of `dim` numbers; rope: of heads of so many."""
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
@@ -142,6 +142,6 @@ def attention(
 
     Queries by the matrices of the keys, latent rows, and results by those of the values.
     """
-    plain, rotated, latent, key = projected_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
+    plain, rotated, latent, key = project_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)

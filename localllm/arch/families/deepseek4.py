@@ -13,12 +13,12 @@ from typing import NamedTuple
 from localllm.arch.attention import RMS_EPSILON, read_attention
 from localllm.arch.decoder import ignore_guessing
 from localllm.arch.families.deepseek2 import narrow_queries
-from localllm.arch.families.deepseek32 import turned_at_end
+from localllm.arch.families.deepseek32 import rotate_tail
 from localllm.arch.families.glm5_next import MixedStreams, half, read_mixed_streams
-from localllm.arch.families.maple import limited
+from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, chosen, matrices, read_routing, shared
-from localllm.arch.hyper_connections import joined, mixed
+from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, apply_experts, matrices, read_routing, shared_expert
+from localllm.arch.hyper_connections import concat_streams, mixing_logits
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Recurrent, State
 from localllm.arch.metadata import Fields
@@ -112,7 +112,7 @@ def read(fields: Fields) -> DeepSeek4:
         dim=attention.head_dim,
         window=fields.count("attention.sliding_window"),
         ratios=tuple(said),
-        near=rope.unscaled(rope.base),
+        near=rope.without_scaling(rope.base),
         far=replace(rope, base=base),
         index_heads=index_heads,
         index_dim=index_dim,
@@ -129,7 +129,7 @@ def read(fields: Fields) -> DeepSeek4:
 def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
     """Compute the logits of the wanted tokens."""
     ignore_guessing(b, w, h)
-    x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
+    x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
         block = w.block(layer)
         y, add = half(b, block, h, x, "attn")
@@ -137,7 +137,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
         y, add = half(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
-    (gates,) = mixed(b, h, x, w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
+    (gates,) = mixing_logits(b, h, x, w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
     x = b.mix_streams(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
@@ -147,13 +147,13 @@ def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -
     rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
     q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
     k = b.rms_norm(b.linear(x, w.attn_kv), w.attn_kv_a_norm, h.epsilon)
-    q, k = turned_at_end(b, rope, q, h.heads, h.dim), turned_at_end(b, rope, k, 1, h.dim)
-    y = turned_at_end(b, replace(rope, back=True), seen(b, w, h, layer, q, k, narrow, x), h.heads, h.dim)
+    q, k = rotate_tail(b, rope, q, h.heads, h.dim), rotate_tail(b, rope, k, 1, h.dim)
+    y = rotate_tail(b, replace(rope, back=True), attend_near_and_far(b, w, h, layer, q, k, narrow, x), h.heads, h.dim)
     matrix = w.attn_output_a.shaped(h.groups * h.narrow, h.heads * h.dim // h.groups)
     return b.linear(b.head_linear(y, matrix.in_stacks(h.groups)), w.attn_output_b)
 
 
-def seen(
+def attend_near_and_far(
     b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
 ) -> Activation:
     """Combine what each head sees in the window and of the past, by the sums of their exponentiated scores."""
@@ -179,22 +179,24 @@ def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x
     rows = b.concat_heads(b.linear(x, rows), b.linear(x, gates), 1)
     y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
     y = b.rms_norm(y, norm, h.epsilon)
-    return turned_at_end(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
+    return rotate_tail(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
 
 
 def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
     """Select the blocks that tokens see."""
     assert kept.choosing
-    q = turned_at_end(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
+    q = rotate_tail(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
     k = blocks(b, w, h, kept, "indexer", x)
     return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
     """Apply the experts, and one for all tokens, whose gates are limited."""
-    of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
+    of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
     b.ignore(w.bias("exp_probs_b_vl"))  # of images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None
     bias = None if layer < h.hashed else w.exactly("exp_probs_b.bias")
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)
-    return b.add(chosen(b, matrices(b, w, h.routing.experts), choice, x, of_experts), shared(b, w, x, of_others))
+    return b.add(
+        apply_experts(b, matrices(b, w, h.routing.experts), choice, x, of_experts), shared_expert(b, w, x, of_others)
+    )

@@ -5,12 +5,12 @@ Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids,
 tokens.
 """
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 
@@ -32,10 +32,12 @@ def block(
 ) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    x = b.add(x, b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v, factors), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    x = b.add(x, b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, factors), w.attn_output))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return guessed(b, w, h, made, block)
+    return mtp_output(b, w, h, made, block)

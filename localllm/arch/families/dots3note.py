@@ -11,7 +11,7 @@ from localllm.arch.attention import RMS_EPSILON, by_head, read_windows
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
 from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose, index_of, read_indexer
-from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent
 from localllm.arch.metadata import Fields
@@ -82,5 +82,5 @@ def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
         gates = b.sigmoid(b.linear(y, block.attn_gate))
         x = b.add(x, b.linear(by_head(b, seen, gates, latent.heads, latent.value_dim), block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, gated_or_mixture(b, block, h.routing, y, b.swiglu, shared))
+        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
     return last(b, w, h, x)

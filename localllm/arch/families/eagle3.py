@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.attention import Transformer, attend, rope_factors
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput
 from localllm.arch.verbs import Activation, Builder
@@ -85,6 +85,6 @@ def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
     q, k, v = (b.linear(both, matrix.shaped(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
     x = b.linear(attend(b, h, state, q, k, v, rope_factors(b, pair.own, h)), w.attn_output)
     x = b.add(x, normed if h.adds_normed else made)
-    x = b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
     head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd
     return MtpOutput(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))

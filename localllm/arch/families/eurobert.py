@@ -7,9 +7,9 @@ As llama, but that tokens see those behind them, whatever files say, as in llama
 
 from localllm.arch.attention import attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.encoder import Encoder, finished, own_pooling
+from localllm.arch.encoder import Encoder, own_pooling, pool_and_normalize
 from localllm.arch.families import llama
-from localllm.arch.feed_forward import gated, read_routing
+from localllm.arch.feed_forward import gated_feed_forward, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -33,11 +33,11 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
-    return finished(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
+    return pool_and_normalize(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

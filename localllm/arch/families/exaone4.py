@@ -5,9 +5,9 @@ normalized; rotated pairs are half a head apart. In the largest model three of f
 rotate.
 """
 
-from localllm.arch.attention import Windowed, attend, normed_heads, qkv, read_windows, rope_factors
+from localllm.arch.attention import Windowed, attend, qkv, read_windows, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -42,7 +42,7 @@ def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, facto
     Each output is normalized and added to the residual stream.
     """
     q, k, v = qkv(b, w, h, state.layer, x)
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    return b.add(x, b.rms_norm(gated(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+    return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))

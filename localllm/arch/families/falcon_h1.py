@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import last
-from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
-from localllm.arch.feed_forward import gated
+from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -49,5 +49,5 @@ def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurren
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     seen = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
-    x = b.add(x, b.add(seen, mixed(b, w, h.space, h.epsilon, recurrent, y)))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))
+    x = b.add(x, b.add(seen, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))

@@ -6,7 +6,7 @@ the scores and on the logits.
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -54,5 +54,5 @@ def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Act
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

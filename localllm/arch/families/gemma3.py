@@ -4,9 +4,9 @@ Unlike Gemma 2: each head of queries and keys is normalized before it is rotated
 rotate with a base of their own, which is never stretched; soft caps only if the file has them.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
@@ -37,7 +37,7 @@ def read(fields: Fields) -> Gemma3:
     return Gemma3(
         **shared,
         windows=read_windows(fields, period=6, default=0),
-        local_rope=shared["attention"].rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        local_rope=shared["attention"].rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
         score_softcap=fields.number("attn_logit_softcapping", 0.0),
         logit_softcap=fields.number("final_logit_softcapping", 0.0),
     )
@@ -56,8 +56,8 @@ def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Act
     Each output is normalized and added to the residual stream.
     """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

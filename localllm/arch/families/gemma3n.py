@@ -64,7 +64,7 @@ def read(fields: Fields) -> Gemma3n:
     return Gemma3n(
         **shared,
         windows=windows,
-        local_rope=read_local_rope(fields, shared["attention"].rope.unscaled(10000.0)),
+        local_rope=read_local_rope(fields, shared["attention"].rope.without_scaling(10000.0)),
         own_states=own_states,
         layer_width=fields.count("embedding_length_per_layer_input", LAYER_WIDTH),
         deviations=read_deviations(fields, layers),
@@ -87,17 +87,17 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     """Compute the logits of the wanted tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = layer_inputs(b, w, h, x)
-    others = b.head_linear(repeated(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
+    others = b.head_linear(repeat_columns(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
     x = b.concat_heads(x, as_long_as(b, h, others, x), 1)
     for layer in range(h.layers):
         own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
         x = block(b, w.block(layer), h, layer, x, own)
     ignore_guessing(b, w, h)
-    x = b.rms_norm(merged(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
+    x = b.rms_norm(merge_streams(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
     return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
 
 
-def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute the mean of the streams, each made as long as the first one."""
     total, rest = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
     others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
@@ -113,7 +113,7 @@ def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Ac
     return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
 
 
-def repeated(b: Builder, x: Activation, count: int) -> Activation:
+def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
     """Repeat x `count` times, side by side."""
     every = x
     for _ in range(count - 1):
@@ -130,14 +130,14 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
         streams, b.mix_streams(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS)
     )
     active = b.slice_columns(guesses, 0, h.width)
-    x = computed(b, w, h, layer, active)
+    x = layer_output(b, w, h, layer, active)
     surprise = b.add(x, b.scale(active, -1))
     strengths = b.plus(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
     corrected = b.add(guesses, b.mix_streams(surprise, strengths, 1))
     first, rest = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
     y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
     y = b.rms_norm(b.linear(b.geglu(y, own), w.proj), w.post_norm, h.epsilon)
-    return b.concat_heads(first, b.add(rest, repeated(b, y, STREAMS - 1)), 1)
+    return b.concat_heads(first, b.add(rest, repeat_columns(b, y, STREAMS - 1)), 1)
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
@@ -146,7 +146,7 @@ def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 
-def computed(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
+def layer_output(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
     """Apply attention and Laurel, then the feed-forward network, as in other models."""
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
@@ -157,12 +157,12 @@ def computed(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     gate, deviations = b.linear(y, w.ffn_gate), h.deviations[layer]
     if deviations is not None:
-        gate = cut(b, w.ffn_gate.shape[0], deviations, gate)
+        gate = gaussian_topk(b, w.ffn_gate.shape[0], deviations, gate)
     y = b.linear(b.geglu(gate, b.linear(y, w.ffn_up)), w.ffn_down)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def cut(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
+def gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
     """Compute what is so many standard deviations above the mean of a row, less that, and 0 elsewhere."""
     normed = b.layer_norm(x, None, NOTHING)  # by the deviation of all columns, not of one less
     deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)

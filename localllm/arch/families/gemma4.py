@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
-from localllm.arch.feed_forward import gated, matrices, read_routing
+from localllm.arch.feed_forward import gated_feed_forward, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
@@ -113,7 +113,7 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
     """
     y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     if h.routing:
         y = b.rms_norm(y, w.post_ffw_norm_1, h.epsilon)
         y = b.add(y, b.rms_norm(mixture(b, w, h, h.routing, x), w.post_ffw_norm_2, h.epsilon))

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -38,10 +38,10 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """Apply the MTP layer of GLM-OCR."""
-    return guessed(b, w, h, made, block)
+    return mtp_output(b, w, h, made, block)

@@ -6,13 +6,13 @@ feed-forward network has another name; those that see have rotation by several p
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -34,14 +34,14 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
-        q, k = normed_heads(b, w, h, q, k)
+        q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, shared))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return guessed(b, w, h, made, block)
+    return mtp_output(b, w, h, made, block)

@@ -15,10 +15,10 @@ from localllm.arch.decoder import ignore_guessing
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import delta_heads
-from localllm.arch.families.maple import limited
+from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
-from localllm.arch.hyper_connections import joined
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Recurrent, State
 from localllm.arch.metadata import Fields
@@ -155,7 +155,7 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     """Compute the logits of the wanted tokens."""
     ignore_guessing(b, w, h)
-    x, chosen = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
+    x, chosen = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
         y, add = half(b, block, h, x, "attn")
@@ -242,8 +242,8 @@ def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activati
 
 def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts and one for all tokens, whose gates are limited."""
-    of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
+    of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
-        return gated_or_mixture(b, w, None, x, of_others)
+        return feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
-    return b.add(gated_or_mixture(b, w, h.routing, x, of_experts), shared(b, w, x, of_others))
+    return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), shared_expert(b, w, x, of_others))

@@ -5,7 +5,7 @@ biases everywhere; queries, keys and values by one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.starcoder2 import block
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -28,4 +28,4 @@ def read(fields: Fields) -> GPT2:
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
     """Compute the logits of the wanted tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
-    return decoder(b, w, h, block, x, centered(b, w, h))
+    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

@@ -8,7 +8,7 @@ from functools import partial
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SOFTMAX_OF_CHOSEN, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SOFTMAX_OF_CHOSEN, feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -40,4 +40,4 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
     gate = partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))

@@ -5,7 +5,7 @@ are half the rotated numbers apart, and leave the end of a head. The feed-forwar
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.feed_forward import plain
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
@@ -30,7 +30,7 @@ def read(fields: Fields) -> GPTNeoX:
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require("output")
-    return decoder(b, w, h, block, norm=centered(b, w, h))
+    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:

@@ -7,7 +7,7 @@ from typing import Any
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -76,6 +76,6 @@ def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, facto
 
 def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
     """Apply the second half of a layer."""
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
-    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))

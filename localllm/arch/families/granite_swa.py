@@ -12,7 +12,7 @@ from localllm.arch.attention import attend, qkv, read_windows, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.families.granite import Granite
 from localllm.arch.families.granite import read as read_granite
-from localllm.arch.feed_forward import Gate, gated_or_mixture
+from localllm.arch.feed_forward import Gate, feed_forward_or_experts
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -61,11 +61,11 @@ def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, fa
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, shared_in_halves if h.has_shared else None)
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert_in_halves if h.has_shared else None)
     return b.add(x, b.scale(y, h.residual_scale))
 
 
-def shared_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Return the expert that every token goes to."""
     of_gate, up = w.ffn_up_shexp.halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)

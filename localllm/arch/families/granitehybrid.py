@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from localllm.arch.attention import RMS_EPSILON, attend, qkv, read_attention, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.families.granite import Granite, feed_forward, read_scales
-from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
+from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -54,7 +54,7 @@ def block(
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
-        y = mixed(b, w, h.space, h.epsilon, state, y)
+        y = mamba2_mixer(b, w, h.space, h.epsilon, state, y)
     else:
         q, k, v = qkv(b, w, h, state.layer, y)
         y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)

@@ -78,14 +78,17 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
         sizes = (h.attention.heads[state.layer], state.kv_heads, state.kv_heads)
         parts = layer.attn_qkv.split(*(heads * state.key_dim for heads in sizes))
         q, k, v = (
-            switched(b, layer, h, choice, y, part, f"attn_{name}") for part, name in zip(parts, "qkv", strict=True)
+            linear_with_adapter(b, layer, h, choice, y, part, f"attn_{name}")
+            for part, name in zip(parts, "qkv", strict=True)
         )
         y = attend(b, h, state, q, k, v, factors)
-        y = switched(b, layer, h, choice, y, layer.attn_output, "attn_output")
+        y = linear_with_adapter(b, layer, h, choice, y, layer.attn_output, "attn_output")
         x = b.add(x, b.scale(y, h.residual_scale))
         y = b.rms_norm(x, layer.ffn_norm, h.epsilon)
-        gate, up = (switched(b, layer, h, choice, y, layer.require(name), name) for name in ("ffn_gate", "ffn_up"))
-        y = switched(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
+        gate, up = (
+            linear_with_adapter(b, layer, h, choice, y, layer.require(name), name) for name in ("ffn_gate", "ffn_up")
+        )
+        y = linear_with_adapter(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
         x = b.add(x, b.scale(y, h.residual_scale))
     return b.scale(last(b, w, h, x), 1 / h.logit_scale)
 
@@ -112,7 +115,7 @@ def table(name: str, first: np.ndarray, columns: int) -> Weight:
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
 
 
-def switched(
+def linear_with_adapter(
     b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
     """Compute what a matrix makes of x, and that of the token's adapter beside it."""

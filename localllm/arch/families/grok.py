@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -78,7 +78,7 @@ def block(b: Builder, w: Weights, h: Grok, state: Paged, x: Activation) -> Activ
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))
     normed = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = gated_or_mixture(b, w, h.routing, normed, b.geglu)
+    y = feed_forward_or_experts(b, w, h.routing, normed, b.geglu)
     if w.get("ffn_up"):
-        y = b.scale(b.add(y, gated(b, w, normed, b.geglu)), 0.5**0.5)
+        y = b.scale(b.add(y, gated_feed_forward(b, w, normed, b.geglu)), 0.5**0.5)
     return b.add(x, b.rms_norm(y, w.get("layer_output_norm") or w.post_ffw_norm, h.epsilon))

@@ -7,9 +7,9 @@ that has its number.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import chosen, matrices, read_routing
+from localllm.arch.feed_forward import apply_experts, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
@@ -43,10 +43,10 @@ def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> A
     """Apply one layer: attention, then the experts, each added to the residual stream."""
     assert h.routing
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     logits = b.linear(y, w.ffn_gate_inp)
-    y = chosen(b, matrices(b, w, h.routing.experts), b.route(logits, h.routing), y, b.swiglu)
+    y = apply_experts(b, matrices(b, w, h.routing.experts), b.route(logits, h.routing), y, b.swiglu)
     small = [w.ffn_gate_chexps, w.ffn_up_chexps, w.ffn_down_chexps]
-    return b.add(x, b.add(y, b.scale(chosen(b, small, b.route(logits, h.small), y, b.swiglu), h.small_scale)))
+    return b.add(x, b.add(y, b.scale(apply_experts(b, small, b.route(logits, h.small), y, b.swiglu), h.small_scale)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import last
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -65,4 +65,4 @@ def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Ac
     y = b.rms_norm(x, None, h.epsilon)
     seen = attend(b, h, state, *qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))

@@ -6,9 +6,9 @@ not in Maincoder. One has experts beside one for all tokens.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, normed_heads, qkv, rope_factors, rotated
+from localllm.arch.attention import Transformer, qkv, rms_norm_heads, rope_factors, rotate_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections
@@ -42,7 +42,9 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, *rotated(b, h, state.layer, q, k, factors))
+    q, k = rms_norm_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )

@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from localllm.arch.decoder import ignore_guessing
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent
 from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
-from localllm.arch.families.maple import limited
+from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
-from localllm.arch.hyper_connections import ResidualStreams, added, half, joined, mixed, read_streams, reduced
+from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.hyper_connections import (
+    ResidualStreams,
+    add_to_streams,
+    concat_streams,
+    half,
+    mixing_logits,
+    read_streams,
+    reduce_streams,
+)
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
@@ -65,13 +73,15 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         scores = Scores(h.heads, h.scale, chosen=chosen, sinks=block.attn_sinks)
         seen = attention(b, block, h, state, scores, narrow, y)
         seen = b.multiply(seen, b.sigmoid(b.linear(y, block.attn_gate)))
-        streams = added(b, h, streams, b.linear(seen, block.attn_output), gates)
+        streams = add_to_streams(b, h, streams, b.linear(seen, block.attn_output), gates)
         y, gates = half(b, block, h, streams, "ffn")
         y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
-        streams = added(b, h, streams, y, gates)
+        streams = add_to_streams(b, h, streams, y, gates)
     wanted = [b.select(x, b.wanted) for x in streams]
-    (gates,) = mixed(b, h, joined(b, wanted), w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
-    return b.linear(b.rms_norm(reduced(b, h, wanted, gates), w.output_norm, h.epsilon), w.output)
+    (gates,) = mixing_logits(
+        b, h, concat_streams(b, wanted), w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base
+    )
+    return b.linear(b.rms_norm(reduce_streams(b, h, wanted, gates), w.output_norm, h.epsilon), w.output)
 
 
 def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
@@ -80,6 +90,6 @@ def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation)
     And one for all tokens, whose gate is not.
     """
     if not w.get("ffn_gate_inp", by_layer=True):
-        return gated_or_mixture(b, w, h.routing, x, b.swiglu)
-    y = gated_or_mixture(b, w, h.routing, x, limited(b, h.limits[layer]))
-    return b.add(y, shared(b, w, x, b.swiglu))
+        return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
+    y = feed_forward_or_experts(b, w, h.routing, x, limited_swiglu(b, h.limits[layer]))
+    return b.add(y, shared_expert(b, w, x, b.swiglu))

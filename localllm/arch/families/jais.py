@@ -5,9 +5,9 @@ its root; layer norms; biases everywhere; queries, keys and values by one matrix
 """
 
 from localllm.arch.attention import LAYER_EPSILON, attend, qkv
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.mpt import MPT, alibi_slopes
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -31,7 +31,7 @@ def read(fields: Fields) -> Jais:
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require("output")
-    return decoder(b, w, h, block, norm=centered(b, w, h))
+    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activation:
@@ -39,4 +39,4 @@ def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activ
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
-    return b.add(x, gated(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import decoder
-from localllm.arch.families.mamba import Selection, mixed, read_selection
-from localllm.arch.feed_forward import gated_or_mixture, read_routing
+from localllm.arch.families.mamba import Selection, mamba_mixer, read_selection
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -55,8 +55,8 @@ def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activat
     if isinstance(state, Recurrent):
         for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):
             w.require(name)
-        y = mixed(b, w, h.selection, h.epsilon, state, y)
+        y = mamba_mixer(b, w, h.selection, h.epsilon, state, y)
     else:
         y = b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, y)), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -5,12 +5,12 @@ matrix may be the upper half of the other; in the models for code queries and ke
 adds is added and normalized once more.
 """
 
-from localllm.arch.attention import attend, centered_rows, qkv
-from localllm.arch.encoder import embedded, encoder_fields, finished
+from localllm.arch.attention import attend, layer_norm_rows, qkv
+from localllm.arch.encoder import embed_tokens, encoder_fields, pool_and_normalize
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT
 from localllm.arch.families.mpt import alibi_slopes
-from localllm.arch.feed_forward import gated, plain
+from localllm.arch.feed_forward import gated_feed_forward, plain
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -24,18 +24,18 @@ def read(fields: Fields) -> BERT:
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     """Compute a row for each text."""
-    x = b.layer_norm(embedded(b, w), w.token_embd_norm, h.epsilon)
+    x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
-    return finished(b, w, h, x)
+    return pool_and_normalize(b, w, h, x)
 
 
 def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:
     """Compute the heads' outputs, added to x, and normalized; once or twice."""
     q, k, v = qkv(b, w, h, state.layer, x)
-    q, k = centered_rows(b, w, h, q, k)
+    q, k = layer_norm_rows(b, w, h, q, k)
     y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
     y = b.layer_norm(b.add(b.linear(y, w.attn_output), x), w.attn_output_norm, h.epsilon)
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
@@ -45,4 +45,4 @@ def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
         return plain(b, w, x, b.gelu_erf)
-    return gated(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))
+    return gated_feed_forward(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))

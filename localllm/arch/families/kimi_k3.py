@@ -11,8 +11,15 @@ from dataclasses import replace
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, read_kimi
-from localllm.arch.feed_forward import Gate, chosen, gated, matrices, read_own_routing, shared
-from localllm.arch.hyper_connections import joined
+from localllm.arch.feed_forward import (
+    Gate,
+    apply_experts,
+    gated_feed_forward,
+    matrices,
+    read_own_routing,
+    shared_expert,
+)
+from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -60,17 +67,19 @@ def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
     x, kept = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.states():
         layer = w.block(state.layer)
-        y = mixed(b, h, kept, x, layer, "attn_res_score")
+        y = mix_streams_of(b, h, kept, x, layer, "attn_res_score")
         is_kept = h.period > 0 and state.layer % h.period == 0
         kept += [x] if is_kept else []
         y = attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
         x = y if is_kept else b.add(x, y)
-        y = mixed(b, h, kept, x, layer, "ffn_res_score")
+        y = mix_streams_of(b, h, kept, x, layer, "ffn_res_score")
         x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
-    return last(b, w, h, mixed(b, h, kept, x, w, "output_res_score"))
+    return last(b, w, h, mix_streams_of(b, h, kept, x, w, "output_res_score"))
 
 
-def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str) -> Activation:
+def mix_streams_of(
+    b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str
+) -> Activation:
     """Compute what was kept and the stream, by the softmax of their scores."""
     if not h.period:
         return x
@@ -79,8 +88,8 @@ def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: W
         b.ignore(by)
         return x
     all_ = [*kept, x]
-    scores = joined(b, [b.linear(b.rms_norm(one, None, h.epsilon), by.as_row()) for one in all_])
-    return b.mix_streams(joined(b, all_), b.softmax(scores), len(all_))
+    scores = concat_streams(b, [b.linear(b.rms_norm(one, None, h.epsilon), by.as_row()) for one in all_])
+    return b.mix_streams(concat_streams(b, all_), b.softmax(scores), len(all_))
 
 
 def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
@@ -101,20 +110,20 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
 
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
     """Apply a dense network, or experts on narrower rows, and beside them one for all tokens."""
-    gate = bounded(b, h)
+    gate = bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
-        return gated(b, w, x, gate)
+        return gated_feed_forward(b, w, x, gate)
     w.require_biases("exp_probs_b")
     narrow = b.linear(x, w.ffn_routed_down.shaped(h.narrow, h.width)) if h.narrow else x
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.bias("exp_probs_b"))
-    y = chosen(b, matrices(b, w, h.routing.experts), choice, narrow, gate)
+    y = apply_experts(b, matrices(b, w, h.routing.experts), choice, narrow, gate)
     y = b.rms_norm(y, norm, h.epsilon) if (norm := w.get("ffn_routed_norm")) else y
     y = b.linear(y, w.ffn_routed_up) if h.narrow else y
     has_shared = any(w.get(f"ffn_{part}_shexp") for part in ("gate", "up", "down"))
-    return b.add(y, shared(b, w, x, gate)) if has_shared else y
+    return b.add(y, shared_expert(b, w, x, gate)) if has_shared else y
 
 
-def bounded(b: Builder, h: KimiK3) -> Gate:
+def bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
     """Make a SwiGLU of numbers that are not beyond bounds."""
     of_gate, of_others = h.bounds
 

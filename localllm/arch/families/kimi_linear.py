@@ -11,7 +11,7 @@ from typing import Any
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_routing, shared_expert
 from localllm.arch.layer_state import Latent, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
@@ -88,7 +88,9 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
     x = b.add(x, b.linear(y, w.attn_output))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )
 
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:

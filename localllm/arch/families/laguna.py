@@ -8,14 +8,14 @@ layers experts, beside one for all tokens; rotated pairs are half the rotated nu
 from localllm.arch.attention import (
     LocallyRotated,
     attend,
-    gated_heads,
-    normed_heads,
+    gate_heads,
     qkv,
     read_wider_local_rope,
     read_windows,
+    rms_norm_heads,
 )
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -29,7 +29,7 @@ def read(fields: Fields) -> LocallyRotated:
     return LocallyRotated(
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
-        local_rope=local_rope.unscaled(local_rope.base),
+        local_rope=local_rope.without_scaling(local_rope.base),
         routing=read_own_routing(fields, SIGMOID),
     )
 
@@ -43,9 +43,11 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     seen = attend(b, h, state, q, k, v)
     gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]
-    seen = gated_heads(b, h, state, seen, gates) if is_by_head else b.multiply(seen, gates)
+    seen = gate_heads(b, h, state, seen, gates) if is_by_head else b.multiply(seen, gates)
     x = b.add(x, b.linear(seen, w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )

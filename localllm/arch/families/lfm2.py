@@ -6,9 +6,9 @@ no key-value heads in the metadata.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -60,9 +60,9 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
         y = short_convolution(b, w, h, state, normed)
     else:
         q, k, v = qkv(b, w, h, state.layer, normed)
-        y = b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v), w.attn_output)
+        y = b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_routing, shared
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -62,7 +62,9 @@ def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factor
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
+    )
 
 
 def attention(

@@ -63,10 +63,10 @@ def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
     """Apply one layer, added to the residual stream."""
-    return b.add(x, mixed(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+    return b.add(x, mamba_mixer(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
-def mixed(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
     """Compute what a layer adds to the residual stream."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))

@@ -68,10 +68,12 @@ def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
     """Apply one layer, added to the residual stream."""
-    return b.add(x, mixed(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+    return b.add(x, mamba2_mixer(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
-def mixed(b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+def mamba2_mixer(
+    b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation
+) -> Activation:
     """Compute what a layer adds to the residual stream."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))

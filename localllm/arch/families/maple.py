@@ -3,10 +3,10 @@
 Unlike Qwen 3 with experts: layers with a window rotate, and only they; gates of experts and what they meet are limited.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_wider_local_rope, read_windows
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_wider_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.feed_forward import Gate, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import Gate, feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -44,13 +44,13 @@ def forward(b: Builder, w: Weights, h: Maple) -> Activation:
 def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention, then the experts, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, limited(b, h.limits[state.layer])))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, limited_swiglu(b, h.limits[state.layer])))
 
 
-def limited(b: Builder, limit: float) -> Gate:
+def limited_swiglu(b: Builder, limit: float) -> Gate:
     """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
     if not limit:
         return b.swiglu

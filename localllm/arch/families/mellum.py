@@ -14,7 +14,7 @@ __all__ = ["forward", "read"]
 class Mellum(Windowed):
     def rope(self, layer: int) -> Rope | None:
         rope = self.attention.rope
-        return rope.unscaled(rope.base) if self.windows[layer] else rope
+        return rope.without_scaling(rope.base) if self.windows[layer] else rope
 
 
 def read(fields: Fields) -> Mellum:

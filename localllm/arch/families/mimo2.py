@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, attend, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
@@ -40,7 +40,7 @@ def read(fields: Fields) -> MiMo2:
     return MiMo2(
         **shared,
         windows=read_windows(fields, period=None)[: shared["layers"]],
-        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
         routing=read_routing(fields, SIGMOID),
         value_dim=fields.count("attention.value_length", shared["attention"].head_dim),
         value_scale=fields.number("attention.value_scale", 0.0) or 1.0,
@@ -65,4 +65,4 @@ def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Acti
     sinks = w.get("attn_sinks", by_layer=state.window is None)
     y = attend(b, h, state, q, k, v, sinks=sinks)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), h.value_scale))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

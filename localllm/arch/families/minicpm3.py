@@ -7,7 +7,7 @@ embeddings, for what is added to the residual stream, and for the logits, as in 
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
 from localllm.arch.families.plm import read as read_latent
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -38,4 +38,4 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, fac
     scale = DEPTH_SCALE / h.layers**0.5
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))
-    return b.add(x, b.scale(gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))
+    return b.add(x, b.scale(gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
-from localllm.arch.feed_forward import gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -77,9 +77,9 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> 
     if index := h.index(state.layer):
         chosen = choose(b, w, h, index, y)
         w.require_biases("exp_probs_b")
-    y = attend(b, h, state, *normed_heads(b, w, h, q, k), v, chosen=chosen)
+    y = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, chosen=chosen)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared_expert))
 
 
 def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -> Activation:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import yarn_magnitude
@@ -52,4 +52,4 @@ def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, fact
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

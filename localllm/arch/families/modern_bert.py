@@ -7,8 +7,8 @@ SwiGLU; of three layers two see a window, and rotate with a base of their own.
 from dataclasses import field
 
 from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
-from localllm.arch.encoder import Encoder, encoder_fields, finished
-from localllm.arch.feed_forward import gated
+from localllm.arch.encoder import Encoder, encoder_fields, pool_and_normalize
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.pooling import read_pooling
@@ -52,7 +52,7 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
-    return finished(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
+    return pool_and_normalize(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
@@ -62,4 +62,4 @@ def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) ->
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x, w.ffn_norm, h.epsilon)
     gate = b.swiglu if h.silu else lambda gate, up: b.multiply(b.gelu_erf(gate), up)
-    return b.add(x, gated(b, w, y, gate))
+    return b.add(x, gated_feed_forward(b, w, y, gate))

@@ -5,9 +5,9 @@ are embeddings, and what attention and feed-forward network make; a gate for wha
 and a soft cap.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope, read_base
@@ -38,7 +38,7 @@ def read(fields: Fields) -> MuseGlimmer:
     return MuseGlimmer(
         **shared,
         windows=read_windows(fields, period=4),
-        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", rope.base)),
+        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", rope.base)),
         logit_scale=fields.factor("logit_scale"),
         logit_softcap=fields.number("final_logit_softcapping", 30.0),
     )
@@ -58,8 +58,8 @@ def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     seen = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.rms_norm(b.linear(seen, w.attn_output), w.post_attention_norm, BEHIND))
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, BEHIND))

@@ -5,7 +5,7 @@ pairs are half the rotated numbers apart, and leave the end of a head.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.feed_forward import plain
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
@@ -22,7 +22,7 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the wanted tokens."""
     if h.arch == "nemotron":
         w.require("output")
-    return decoder(b, w, h, block, norm=centered(b, w, h))
+    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import last
-from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
+from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
 from localllm.arch.feed_forward import SIGMOID, plain, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
@@ -62,7 +62,7 @@ def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x
     """Compute what a layer adds to the residual stream."""
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
-        return mixed(b, w, h.space, h.epsilon, state, x)
+        return mamba2_mixer(b, w, h.space, h.epsilon, state, x)
     if state:
         return b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, x)), w.attn_output)
     return experts(b, w, h, h.routing, x) if h.routing else plain(b, w, x, b.relu_squared)

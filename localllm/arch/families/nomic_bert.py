@@ -6,9 +6,9 @@ Unlike BERT: queries and keys are rotated, no positions are added; SwiGLU in the
 second one experts without a gate, whose weights are not normalized.
 """
 
-from localllm.arch.encoder import Encoder, embedded, encoder_fields, finished
+from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
 from localllm.arch.families.bert import after_attention
-from localllm.arch.feed_forward import gated, plain, read_routing
+from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
 from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder
@@ -23,19 +23,19 @@ def read(fields: Fields) -> Encoder:
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     """Compute a row for each text."""
-    x = b.layer_norm(embedded(b, w), w.token_embd_norm, h.epsilon)
+    x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
-    return finished(b, w, h, x)
+    return pool_and_normalize(b, w, h, x)
 
 
 def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:
     """Apply the network: with a gate, without, or by experts, as the layer has it."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return mixture(b, w, h.routing, x)
-    return gated(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)
+    return gated_feed_forward(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activation:

@@ -5,7 +5,7 @@ Unlike llama: layer norms without weights; queries, keys and values may be clamp
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -36,4 +36,4 @@ def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activ
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))

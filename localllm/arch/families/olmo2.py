@@ -6,7 +6,7 @@ all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers 
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 class OLMo2(Windowed):
     def rope(self, layer: int) -> Rope:
         rope = self.attention.rope
-        return rope.unscaled(rope.base) if self.windows[layer] else rope
+        return rope.without_scaling(rope.base) if self.windows[layer] else rope
 
 
 def read(fields: Fields) -> OLMo2:
@@ -42,4 +42,4 @@ def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Acti
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    return b.add(x, b.rms_norm(gated(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+    return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))

@@ -6,7 +6,7 @@ weights do not add up to 1.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -29,4 +29,4 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -5,7 +5,7 @@ biases everywhere, for the logits too; rotated pairs are half the rotated number
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import centered, decoder
+from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.feed_forward import plain
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
@@ -21,7 +21,7 @@ def read(fields: Fields) -> Transformer:
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require_biases("output")
-    return decoder(b, w, h, block, norm=centered(b, w, h))
+    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

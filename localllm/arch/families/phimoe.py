@@ -21,11 +21,11 @@ def read(fields: Fields) -> Transformer:
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require_biases("output_norm", "output")
-    norm = lambda x: biased(b, h, x, w.output_norm)  # noqa: E731
+    norm = lambda x: rms_norm_with_bias(b, h, x, w.output_norm)  # noqa: E731
     return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))
 
 
-def biased(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
+def rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
     """Return a norm without mean, and its bias."""
     assert weight.bias
     return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
@@ -34,7 +34,7 @@ def biased(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activat
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases("attn_norm", "ffn_norm", "attn_output")
-    q, k, v = qkv(b, w, h, state.layer, biased(b, h, x, w.attn_norm))
+    q, k, v = qkv(b, w, h, state.layer, rms_norm_with_bias(b, h, x, w.attn_norm))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     assert h.routing
-    return b.add(x, mixture(b, w, h.routing, biased(b, h, x, w.ffn_norm), b.swiglu))
+    return b.add(x, mixture(b, w, h.routing, rms_norm_with_bias(b, h, x, w.ffn_norm), b.swiglu))

@@ -6,7 +6,7 @@ head apart.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -28,4 +28,4 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     of_heads = b.linear(attend(b, h, state, q, k, v), w.attn_output)
-    return b.add(x, b.add(gated(b, w, y, b.swiglu), of_heads))
+    return b.add(x, b.add(gated_feed_forward(b, w, y, b.swiglu), of_heads))

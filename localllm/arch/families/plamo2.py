@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.recurrent_verbs import HeadState
@@ -72,13 +72,13 @@ def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activa
     Each output is normalized and added to the residual stream.
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    y = scanned(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
+    y = mamba_heads(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
     return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))
 
 
 def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
     """Apply the second part of a layer."""
-    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
 
 
@@ -92,7 +92,7 @@ def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) ->
     return b.linear(attend(b, h, state, q, k, v), w.attn_output)
 
 
-def scanned(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
+def mamba_heads(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
     """Compute the outputs of Mamba's heads, through a gate."""
     both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
     gate, inner = b.slice_columns(both, 0, size, 2 * size), b.slice_columns(both, size, 2 * size, 2 * size)

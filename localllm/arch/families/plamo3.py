@@ -3,7 +3,7 @@
 Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven see a window, and may rotate with a base of their own.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_local_rope, read_windows
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.plamo2 import with_network
 from localllm.arch.layer_state import Paged
@@ -19,7 +19,7 @@ def read(fields: Fields) -> LocallyRotated:
     return LocallyRotated(
         **shared,
         windows=read_windows(fields, period=8, default=0),
-        local_rope=read_local_rope(fields, rope.unscaled(10000.0)),
+        local_rope=read_local_rope(fields, rope.without_scaling(10000.0)),
     )
 
 
@@ -34,6 +34,6 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     Each output is normalized and added to the residual stream.
     """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))

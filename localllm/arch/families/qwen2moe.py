@@ -5,7 +5,7 @@ Unlike Qwen 2: experts, whose weights do not add up to 1, beside one with a gate
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import admitted, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, gate_output, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -28,4 +28,4 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gate_output))

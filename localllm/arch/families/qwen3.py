@@ -3,9 +3,9 @@
 Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before.
 """
 
-from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -25,6 +25,6 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = normed_heads(b, w, h, q, k)
+    q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import Gate, admitted, gated_or_mixture, read_routing
+from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gate_output, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields, show
 from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import MtpOutput, guessed
+from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -112,12 +112,12 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     mix = delta_net if isinstance(state, Recurrent) else attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gate_output))
 
 
 def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return guessed(b, w, h, made, block)
+    return mtp_output(b, w, h, made, block)
 
 
 def attention(
@@ -129,7 +129,7 @@ def attention(
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
-    q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
+    q, k = rms_norm_heads(b, w, h, q, b.linear(x, w.attn_k))
     y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=chosen)
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
 

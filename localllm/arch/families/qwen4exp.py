@@ -10,8 +10,8 @@ from functools import reduce
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
 from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_attends, read_delta
-from localllm.arch.feed_forward import admitted, mixture, read_routing
-from localllm.arch.hyper_connections import joined
+from localllm.arch.feed_forward import gate_output, mixture, read_routing
+from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import NAME as SECTIONS
@@ -111,7 +111,7 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
 
 def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
     """Compute the logits of the wanted tokens."""
-    x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams)
+    x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
         if h.ngrams and h.ngrams.layer == layer:
@@ -119,7 +119,7 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
         y, add = half(b, block, h, x, "hc_attn")
         x = add(mix(b, block, h, states, y))
         y, add = half(b, block, h, x, "hc_ffn")
-        x = add(b.add(mixture(b, block, h.routing, y, b.swiglu), admitted(b, block, y, b.swiglu)))  # type: ignore[arg-type]
+        x = add(b.add(mixture(b, block, h.routing, y, b.swiglu), gate_output(b, block, y, b.swiglu)))  # type: ignore[arg-type]
     y, _ = mean_of_streams(b, w, h, b.select(x, b.wanted), "output_hc")
     return b.linear(y, w.get("output") or w.token_embd)
 

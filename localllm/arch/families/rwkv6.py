@@ -6,7 +6,7 @@ the weaker the slower their rows fade, and what a token writes it reads as the o
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import Fields
-from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, read_rwkv, said, vector
+from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, read_rwkv, rwkv_decoder, vector
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -20,7 +20,7 @@ def read(fields: Fields) -> Rwkv:
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
     """Compute the logits of the wanted tokens."""
-    return said(b, w, h, time_mix, channel_mix)
+    return rwkv_decoder(b, w, h, time_mix, channel_mix)
 
 
 def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:

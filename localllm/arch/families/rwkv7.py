@@ -6,7 +6,7 @@ values are mixed with those of the first layer.
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import Fields
-from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, narrow, read_rwkv, said, vector
+from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, narrow, read_rwkv, rwkv_decoder, vector
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -27,7 +27,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
     def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
         return time_mix(b, w, h, state, x, first)
 
-    return said(b, w, h, mix, channel_mix)
+    return rwkv_decoder(b, w, h, mix, channel_mix)
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:

@@ -7,7 +7,7 @@ feed-forward network goes by the name of one behind attention.
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.qwen2 import read
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -24,4 +24,4 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))

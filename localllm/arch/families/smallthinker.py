@@ -6,7 +6,7 @@ rotates nothing; what goes into a layer chooses its experts, before attention; t
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, chosen, matrices, read_routing
+from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, apply_experts, matrices, read_routing
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
@@ -52,4 +52,4 @@ def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) 
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     stacks = matrices(b, w, h.routing.experts)
-    return b.add(x, chosen(b, stacks, choice, b.rms_norm(x, w.ffn_norm, h.epsilon), b.reglu))
+    return b.add(x, apply_experts(b, stacks, choice, b.rms_norm(x, w.ffn_norm, h.epsilon), b.reglu))

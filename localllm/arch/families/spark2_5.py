@@ -4,9 +4,9 @@ Unlike llama: layers with a window rotate in their own way; a gate for each head
 network; rotated pairs are half the rotated numbers apart.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, gated_heads, qkv, read_wider_local_rope, read_windows
+from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_wider_local_rope, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -30,6 +30,6 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     seen = attend(b, h, state, q, k, v)
-    seen = gated_heads(b, h, state, seen, b.sigmoid(b.linear(y, w.attn_gate)))
+    seen = gate_heads(b, h, state, seen, b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.linear(seen, w.attn_output))
-    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

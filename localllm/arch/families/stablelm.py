@@ -5,9 +5,9 @@ and values may have biases. The 12B model normalizes each head of queries and ke
 what attention reads.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, centered_heads, qkv
-from localllm.arch.decoder import centered, decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, qkv
+from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -22,15 +22,15 @@ def read(fields: Fields) -> Transformer:
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require("output")
-    return decoder(b, w, h, block, norm=centered(b, w, h))
+    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    q, k = centered_heads(b, w, h, q, k)
+    q, k = layer_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     if norm := w.get("ffn_norm"):
         y = b.layer_norm(x, norm, h.epsilon)
-    return b.add(x, gated(b, w, y, b.swiglu))
+    return b.add(x, gated_feed_forward(b, w, y, b.swiglu))

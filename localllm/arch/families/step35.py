@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import LocallyRotated, attend, gated_heads, normed_heads, qkv, read_windows, rope_factors
+from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_windows, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import SIGMOID, Gate, gated_or_mixture, read_own_routing, shared
+from localllm.arch.feed_forward import SIGMOID, Gate, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
@@ -46,7 +46,7 @@ def read(fields: Fields) -> Step35:
     return Step35(
         **common,
         windows=read_windows(fields, period=None),
-        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
         routing=read_own_routing(fields, SIGMOID),
         expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
         limits=read_limits(fields, "swiglu_clamp_shexp", layers),
@@ -78,21 +78,21 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
-        q, k = normed_heads(b, w, h, q, k)
+        q, k = rms_norm_heads(b, w, h, q, k)
     seen = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
     if gate := w.get("attn_gate"):
-        seen = gated_heads(b, h, state, seen, b.sigmoid(b.linear(y, gate)))
+        seen = gate_heads(b, h, state, seen, b.sigmoid(b.linear(y, gate)))
     x = b.add(x, b.linear(seen, w.attn_output))
-    of_experts, of_others = (limited(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
 
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-        return shared(b, w, x, of_others)
+        return shared_expert(b, w, x, of_others)
 
-    return b.add(x, gated_or_mixture(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
 
 
-def limited(b: Builder, limit: float) -> Gate:
+def limited_swiglu(b: Builder, limit: float) -> Gate:
     """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
     if not limit:
         return b.swiglu

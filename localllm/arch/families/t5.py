@@ -15,11 +15,11 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.encoder import own_pooling
-from localllm.arch.feed_forward import gated, plain
+from localllm.arch.feed_forward import gated_feed_forward, plain
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import pooled
+from localllm.arch.pooling import pool_texts
 from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -86,7 +86,7 @@ def read(fields: Fields) -> T5:
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
     """Compute the logits of the wanted tokens, or a row for each text of an encoder alone."""
     if h.looks_ahead:
-        return pooled(b, w, h, encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
+        return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
     biases = distances(b, decoder, h, both_ways=False)
     for state, read in zip(h.states()[: h.decoder_layers], h.states()[-h.decoder_layers :], strict=True):
@@ -102,14 +102,14 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
 
 def encode(b: Builder, w: Weights, h: T5) -> Activation:
     """Cache a text's keys and values for each layer of the decoder; return a row that nothing uses."""
-    x = encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
+    x = encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
     for number, state in enumerate(h.states()[-h.decoder_layers :]):
         layer = w.part("dec.").block(number)
         b.write_kv(b.linear(x, layer.cross_attn_k), b.linear(x, layer.cross_attn_v), state)
     return b.select(x, b.wanted)
 
 
-def encoded(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     """Compute what the encoder makes of a text's embeddings."""
     biases = distances(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
@@ -130,7 +130,7 @@ def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     """Compute x, and what the network makes of it."""
     w.ffn_up.shaped(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, gated(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
+    return b.add(x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
 
 
 def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:

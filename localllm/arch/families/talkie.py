@@ -5,9 +5,9 @@ rotation; every layer adds the embeddings once more, times a factor; logits have
 apart.
 """
 
-from localllm.arch.attention import Transformer, qkv, rotated
+from localllm.arch.attention import Transformer, qkv, rotate_heads
 from localllm.arch.decoder import decoder
-from localllm.arch.feed_forward import gated
+from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder, Scores
@@ -42,9 +42,9 @@ def block(b: Builder, w: Weights, h: Talkie, state: Paged, x: Activation, embedd
     """
     heads, head_dim = h.attention.heads[state.layer], h.attention.head_dim
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, None, h.epsilon))
-    q, k = rotated(b, h, state.layer, q, k)
+    q, k = rotate_heads(b, h, state.layer, q, k)
     q = b.rms_norm(q, w.attn_q_norm.shaped(heads, 1).repeated(head_dim), h.epsilon, head_dim)
     k = b.rms_norm(k, None, h.epsilon, head_dim)
     x = b.add(x, b.linear(b.attend(q, k, v, state, Scores(heads, h.scale)), w.attn_output))
-    x = b.add(x, gated(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+    x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
     return b.add(x, b.scale(embeddings, w.layer_output_scale))

@@ -3,7 +3,7 @@
 A family's file has MARKS: control tokens that it needs; `read(fields)`; `prepared(h, picture)`: which pictures an
 encoder sees of an image and what stands for them among tokens; `tower(b, w, h, x)`: the transformer, in verbs;
 `gathered(h, x, grid)`: which of its rows become one, in NumPy; and `project(b, w, h, x)`: rows as a language model
-reads them, in verbs. Gemma 3's has `panned(h, picture)`, too: as `prepared`, with crops.
+reads them, in verbs. Gemma 3's also has `panned(h, picture)`: as `prepare`, with crops.
 
 Files are those that llama.cpp writes (mmproj-*.gguf).
 """

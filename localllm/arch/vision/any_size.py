@@ -37,7 +37,7 @@ class AnySize(Vision):
         quarter = self.head_dim // 4
         return (1,) * quarter + (2,) * quarter
 
-    def fitted(self, picture: Picture) -> Any:
+    def fit(self, picture: Picture) -> Any:
         """Resize a picture as the encoder wants it."""
         return with_bars(picture, self.whole_size(picture.size), BICUBIC)
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.metadata import Fields
-from localllm.arch.vision.resizing import BICUBIC, Picture, Size, resized, with_bars
-from localllm.arch.vision.tiling import cut, most_used
+from localllm.arch.vision.resizing import BICUBIC, Picture, Size, resize, with_bars
+from localllm.arch.vision.tiling import cut_tiles, most_used
 from localllm.arch.vision.vit import numbers_of
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -54,11 +54,11 @@ def read_anyres(fields: Fields, side: int) -> Anyres:
 
 def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
     """Return all of an image, and then the tiles, row by row."""
-    whole = resized(picture, (side, side), BICUBIC)
-    return [whole, *cut(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
+    whole = resize(picture, (side, side), BICUBIC)
+    return [whole, *cut_tiles(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
 
 
-def arranged(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
+def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
     """Return the rows of the squares of an image of that size, float32 [rows, width] each.
 
     As the language model reads them.

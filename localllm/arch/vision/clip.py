@@ -18,7 +18,7 @@ from localllm.arch.metadata import Fields, require_general
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
 from localllm.arch.vision.llava import positions, with_whole
-from localllm.arch.vision.resizing import BICUBIC, Picture, resized
+from localllm.arch.vision.resizing import BICUBIC, Picture, resize
 from localllm.arch.vision.vit import as_matrix, transformer
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -96,12 +96,12 @@ def read_pair(file: GGUFFile) -> Towers:
     return Towers(vision, text)
 
 
-def prepared(h: ClipVision, picture: Picture) -> Picture:
+def prepare(h: ClipVision, picture: Picture) -> Picture:
     """Return the square in the middle, the shorter side of the picture as long as it."""
     columns, rows = picture.size
     shorter = min(columns, rows)
     columns, rows = (int(h.side * length / shorter) for length in (columns, rows))
-    whole, left, top = resized(picture, (columns, rows), BICUBIC), (columns - h.side) // 2, (rows - h.side) // 2
+    whole, left, top = resize(picture, (columns, rows), BICUBIC), (columns - h.side) // 2, (rows - h.side) // 2
     return whole.crop((left, top, left + h.side, top + h.side))
 
 

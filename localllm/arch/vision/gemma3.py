@@ -11,8 +11,8 @@ import numpy as np
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resized
-from localllm.arch.vision.vit import siglip, transposed
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize
+from localllm.arch.vision.vit import siglip, transpose
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -33,9 +33,9 @@ def read(fields: Fields) -> Gemma3Vision:
     return Gemma3Vision(**read_vision(fields, merge=4))
 
 
-def prepared(h: Vision, picture: Picture) -> Prepared:
+def prepare(h: Vision, picture: Picture) -> Prepared:
     """Return one square, between marks."""
-    square = resized(picture, (h.side, h.side), BILINEAR)
+    square = resize(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
 
@@ -46,8 +46,8 @@ def panned(h: Vision, picture: Picture) -> Prepared:
     """
     boxes = crops(picture.size)
     if not boxes:
-        return prepared(h, picture)
-    squares = [resized(part, (h.side, h.side), BILINEAR) for part in (picture, *map(picture.crop, boxes))]
+        return prepare(h, picture)
+    squares = [resize(part, (h.side, h.side), BILINEAR) for part in (picture, *map(picture.crop, boxes))]
     parts: list[str | int] = [f"Here is the original image {BEGIN}", 0]
     for number in range(1, len(squares)):
         words = " and here are some crops to help you see better " if number == 1 else " "
@@ -71,7 +71,7 @@ def crops(size: Size) -> list[tuple[int, int, int, int]]:
     return [(0, begin, shorter, end) for begin, end in sides]
 
 
-def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Compute the mean of each square of patches; those that fill none are left out."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     whole = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
@@ -81,4 +81,4 @@ def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
     """Return rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
-    return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transposed(mm.input_projection))
+    return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transpose(mm.input_projection))

@@ -104,7 +104,7 @@ class Vision:
         """Return a picture's rows as the language model reads them, with others between that its family has."""
         return rows
 
-    def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
+    def arrange(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
         """Arrange the rows of an image's pictures, those of several together if the family has them so."""
         return rows
 

@@ -11,7 +11,7 @@ import numpy as np
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
-from localllm.arch.vision.resizing import LANCZOS, Picture, resized
+from localllm.arch.vision.resizing import LANCZOS, Picture, resize
 from localllm.arch.vision.vit import siglip
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -35,25 +35,25 @@ def read(fields: Fields) -> Idefics3:
     return Idefics3(**shared, longest=longest)
 
 
-def prepared(h: Idefics3, picture: Picture) -> Prepared:
+def prepare(h: Idefics3, picture: Picture) -> Prepared:
     """Return the squares, row by row, each with its place, and then all of it."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
-        picture = resized(picture, fitted(picture.size, h.longest), LANCZOS)
+        picture = resize(picture, fit_size(picture.size, h.longest), LANCZOS)
         columns, rows = (-(-length // side) for length in picture.size)
-        picture = resized(picture, (columns * side, rows * side), LANCZOS)
+        picture = resize(picture, (columns * side, rows * side), LANCZOS)
     places = [(column, row) for row in range(rows) for column in range(columns)]
     tiles = [picture.crop((x * side, y * side, (x + 1) * side, (y + 1) * side)) for x, y in places]
     parts: list[str | int] = []
     for number, (x, y) in enumerate(places):
         end = "\n" if x + 1 == columns and y + 1 < rows else ""
         parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
-    whole = resized(picture, (side, side), LANCZOS)
+    whole = resize(picture, (side, side), LANCZOS)
     begin = ["\n\n"] if tiles else []
     return Prepared([*tiles, whole], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
 
 
-def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
     """Return an image's size with its longer side so long, the other one even."""
     columns, rows = size
     ratio = columns / rows
@@ -66,7 +66,7 @@ def even(length: int) -> int:
     return length + length % 2
 
 
-def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return each square of patches as one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)

@@ -15,9 +15,9 @@ from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.llava import positions, with_whole
-from localllm.arch.vision.resizing import BICUBIC, Picture, resized
+from localllm.arch.vision.resizing import BICUBIC, Picture, resize
 from localllm.arch.vision.tiling import grids, tiles_of
-from localllm.arch.vision.vit import embedded, transformer
+from localllm.arch.vision.vit import embed_patches, transformer
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -59,21 +59,21 @@ def read(fields: Fields) -> InternVision:
     return h
 
 
-def prepared(h: InternVision, picture: Picture) -> Prepared:
+def prepare(h: InternVision, picture: Picture) -> Prepared:
     """Return the tiles, row by row, and then all of it, between marks."""
     tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
-    whole = resized(picture, (h.side, h.side), BICUBIC)
+    whole = resize(picture, (h.side, h.side), BICUBIC)
     return Prepared([*tiles, whole], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
     """Compute a row for the whole picture and one for each patch."""
     v = w.part("v.")
-    x = b.add(embedded(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
+    x = b.add(embed_patches(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
     return transformer(b, v, h, x, h.layers)
 
 
-def gathered(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return each square of patches as one row."""
     squares = in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)

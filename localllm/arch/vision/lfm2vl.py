@@ -14,10 +14,10 @@ from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
-from localllm.arch.vision.position_tables import by_areas, stretched, use_square_table
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resized, with_bars
-from localllm.arch.vision.tiling import cut
-from localllm.arch.vision.vit import embedded, transformer
+from localllm.arch.vision.position_tables import by_areas, interpolate_table, use_square_table
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize, with_bars
+from localllm.arch.vision.tiling import cut_tiles
+from localllm.arch.vision.vit import embed_patches, transformer
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -47,11 +47,11 @@ class Lfm2Vision(AnySize):
         return self.pixels + self.width
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:
-        positions = stretched(w.part("v.").position_embd, self.grid(picture), by_areas)
+        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), by_areas)
         return np.concatenate((pixels_of(self, picture), positions.reshape(-1, self.width)), axis=1)
 
-    def fitted(self, picture: Picture) -> Any:
-        return resized(picture, self.whole_size(picture.size), BILINEAR)
+    def fit(self, picture: Picture) -> Any:
+        return resize(picture, self.whole_size(picture.size), BILINEAR)
 
 
 def read(fields: Fields) -> Lfm2Vision:
@@ -62,17 +62,17 @@ def read(fields: Fields) -> Lfm2Vision:
     return h
 
 
-def prepared(h: Lfm2Vision, picture: Picture) -> Prepared:
+def prepare(h: Lfm2Vision, picture: Picture) -> Prepared:
     """Return one picture, or tiles row by row and all of it, between marks."""
     begin, end, thumbnail = MARKS
     if not is_large(h, picture.size):
-        return Prepared([h.fitted(picture)], [begin, 0, end])
+        return Prepared([h.fit(picture)], [begin, 0, end])
     columns, rows = grid_for(picture.size)
-    tiles = cut(with_bars(picture, (columns * TILE, rows * TILE), BILINEAR), TILE)
+    tiles = cut_tiles(with_bars(picture, (columns * TILE, rows * TILE), BILINEAR), TILE)
     parts: list[str | int] = [begin]
     for number in range(len(tiles)):
         parts += [f"<|img_row_{number // columns + 1}_col_{number % columns + 1}|>", number]
-    return Prepared([*tiles, h.fitted(picture)], [*parts, thumbnail, len(tiles), end])
+    return Prepared([*tiles, h.fit(picture)], [*parts, thumbnail, len(tiles), end])
 
 
 def is_large(h: Lfm2Vision, size: Size) -> bool:
@@ -101,11 +101,11 @@ def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
     """Compute a row for each patch."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
-    x = b.add(embedded(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.columns))
+    x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.columns))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
-def gathered(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return each square of patches as one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
-from localllm.arch.vision.anyres import Anyres, arranged, newline_numbers, newline_of, read_anyres, squares
+from localllm.arch.vision.anyres import Anyres, arrange_rows, newline_numbers, newline_of, read_anyres, squares
 from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision
 from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
@@ -43,10 +43,10 @@ class Llava(Vision):
         """Return the patches, after zeros for the token of the whole picture."""
         return with_whole(self, picture)
 
-    def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
+    def arrange(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
         if not self.cuts.sizes:
             return rows
-        return [arranged(rows, size, self.cuts, self.side, newline_numbers(w, self.cuts, self.out))]
+        return [arrange_rows(rows, size, self.cuts, self.side, newline_numbers(w, self.cuts, self.out))]
 
 
 def with_whole(h: Vision, picture: Any) -> np.ndarray:
@@ -76,7 +76,7 @@ def feature_layer(fields: Fields, layers: int) -> int:
     return chosen[0]
 
 
-def prepared(h: Llava, picture: Picture) -> Prepared:
+def prepare(h: Llava, picture: Picture) -> Prepared:
     """Return one square, or several whose rows are put together, without marks."""
     if h.cuts.sizes:
         return Prepared(squares(picture, h.side, h.cuts), [0])
@@ -112,7 +112,7 @@ def positions(b: Builder, v: Weights) -> Weight:
     return table_of(table.name, numbers)
 
 
-def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return the patches' rows."""
     return x[1:]
 

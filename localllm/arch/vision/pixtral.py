@@ -14,7 +14,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, in_squares
 from localllm.arch.vision.resizing import Picture
-from localllm.arch.vision.vit import embedded, normed, numbers_of, transformer
+from localllm.arch.vision.vit import apply_norm, embed_patches, numbers_of, transformer
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
@@ -50,20 +50,20 @@ def read(fields: Fields) -> Pixtral:
     return Pixtral(**read_any_size(fields, merge=1))
 
 
-def prepared(h: Pixtral, picture: Picture) -> Prepared:
+def prepare(h: Pixtral, picture: Picture) -> Prepared:
     """Return one picture, and the mark behind it."""
-    return Prepared([h.fitted(picture)], [0, *MARKS])
+    return Prepared([h.fit(picture)], [0, *MARKS])
 
 
 def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
     """Compute a row for each patch."""
     v = w.part("v.")
-    x = normed(b, h, embedded(b, v, h, x), v.pre_ln)
+    x = apply_norm(b, h, embed_patches(b, v, h, x), v.pre_ln)
     x = transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
-    return normed(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x
+    return apply_norm(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x
 
 
-def gathered(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return the patches of each square as one row, their first numbers first."""
     squares = in_squares(x, grid, h.merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)

@@ -13,7 +13,7 @@ from localllm.errors import ModelError
 Blend = Callable[[int, int], np.ndarray]  # of how many places, how many there are: float64 [wanted, there]
 
 
-def stretched(table: Weight, grid: tuple[int, int], blend: Blend) -> np.ndarray:
+def interpolate_table(table: Weight, grid: tuple[int, int], blend: Blend) -> np.ndarray:
     """Return rows for a grid of patches, float32 [rows, columns, width], of a table for a square one."""
     numbers, side = numbers_of(table), math.isqrt(table.shape[0])
     y, x = (blend(count, side) for count in grid)

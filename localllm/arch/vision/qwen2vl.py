@@ -14,7 +14,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, pixels_of
 from localllm.arch.vision.resizing import Picture
-from localllm.arch.vision.vit import as_matrix, normed, transformer
+from localllm.arch.vision.vit import apply_norm, as_matrix, transformer
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -88,16 +88,16 @@ def read(fields: Fields) -> Qwen2Vision:
     return h
 
 
-def prepared(h: Qwen2Vision, picture: Picture) -> Prepared:
+def prepare(h: Qwen2Vision, picture: Picture) -> Prepared:
     """Return one picture, between marks."""
-    return Prepared([h.fitted(picture)], [MARKS[0], 0, MARKS[1]])
+    return Prepared([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
     """Compute a row for each patch."""
     v = w.part("v.")
     x = transformer(b, v, h, patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
-    return normed(b, h, x, v.post_ln)
+    return apply_norm(b, h, x, v.post_ln)
 
 
 def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
@@ -106,7 +106,7 @@ def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
-def gathered(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return the patches of each square as one row, in the order of the picture."""
     together = h.merge**2
     places = h.places(grid)[::together] // h.merge

@@ -9,14 +9,14 @@ import numpy as np
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import read_any_size
-from localllm.arch.vision.position_tables import by_corners, stretched, use_square_table
-from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gathered, patches, prepared, two_products
+from localllm.arch.vision.position_tables import by_corners, interpolate_table, use_square_table
+from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gather, patches, prepare, two_products
 from localllm.arch.vision.resizing import Picture
-from localllm.arch.vision.vit import block, normed
+from localllm.arch.vision.vit import apply_norm, block
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-__all__ = ["MARKS", "gathered", "prepared", "project", "read", "tower"]
+__all__ = ["MARKS", "gather", "prepare", "project", "read", "tower"]
 
 
 @frozen
@@ -37,7 +37,7 @@ class Qwen3Vision(Qwen2Vision):
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         grid = self.grid(picture)
         y, x = self.places(grid).T
-        positions = stretched(w.part("v.").position_embd, grid, by_corners)
+        positions = interpolate_table(w.part("v.").position_embd, grid, by_corners)
         return np.concatenate((super().rows(picture, w), positions[y, x]), axis=1)
 
 
@@ -60,7 +60,7 @@ def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     for state in h.states():
         x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
         kept += [x] if state.layer in h.deep else []
-    x = normed(b, h, x, v.post_ln)
+    x = apply_norm(b, h, x, v.post_ln)
     for one in kept:
         x = b.concat_heads(x, one, 1)
     return x

@@ -29,7 +29,7 @@ class Pixels(NamedTuple):
     most: int
 
 
-def resized(picture: Picture, size: Size, resample: int) -> Any:
+def resize(picture: Picture, size: Size, resample: int) -> Any:
     """Return a picture of another size: first its columns, then its rows, as llama.cpp does it.
 
     Pillow 13 takes the cheaper order, and numbers are rounded in between.
@@ -51,7 +51,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
         min(int(np.ceil(np.float32(length) * scale)), wanted) for wanted, length in zip(size, picture.size, strict=True)
     )
     whole = Image.new("RGB", size, colour)
-    whole.paste(resized(picture, (columns, rows), resample), ((size[0] - columns) // 2, (size[1] - rows) // 2))
+    whole.paste(resize(picture, (columns, rows), resample), ((size[0] - columns) // 2, (size[1] - rows) // 2))
     return whole
 
 

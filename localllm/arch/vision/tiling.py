@@ -41,10 +41,10 @@ def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Any]:
     """Return squares row by row, with black bars; none of a picture that is no larger than one of them."""
     if max(picture.size) <= side:
         return []
-    return cut(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
+    return cut_tiles(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
 
 
-def cut(picture: Picture, side: int) -> list[Any]:
+def cut_tiles(picture: Picture, side: int) -> list[Any]:
     """Cut a picture into squares, row by row."""
     columns, rows = (length // side for length in picture.size)
     return [

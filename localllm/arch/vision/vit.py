@@ -20,7 +20,7 @@ Turn = Callable[[Activation], Activation]
 QUICK = 1.702  # x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel 2016)
 
 
-def embedded(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def embed_patches(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
     """Embed patches by a convolution; patches do not overlap, so it is a matrix product."""
     return b.linear(x, as_matrix(w.patch_embd, h.pixels))
 
@@ -36,7 +36,7 @@ def as_matrix(weight: Weight, columns: int) -> Weight:
     return replace(weight, tensor=replace(tensor, shape=(tensor.shape[0], columns), data=data))
 
 
-def transposed(weight: Weight) -> Weight:
+def transpose(weight: Weight) -> Weight:
     """Return a matrix whose rows are columns in the file. Raises ModelError for one in blocks."""
     kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
     kind = kinds.get(weight.tensor.format.name)
@@ -60,7 +60,7 @@ def numbers_of(weight: Weight) -> np.ndarray:
 def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
     """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): positions, all layers, and a last norm."""
     v = w.part("v.")
-    x = b.add(embedded(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
+    x = b.add(embed_patches(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
@@ -73,24 +73,25 @@ def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, t
 
 def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: Turn | None) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
-    y = normed(b, h, x, w.ln1)
+    y = apply_norm(b, h, x, w.ln1)
     q, k, v = (b.linear(y, part) for part in parts(w, h))
     q, k = (
-        normed(b, h, x, norm) if (norm := w.get(name)) else x for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
+        apply_norm(b, h, x, norm) if (norm := w.get(name)) else x
+        for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
     q, k = (turn(q), turn(k)) if turn else (q, k)
     scores = Scores(h.heads, h.head_dim**-0.5, ahead=h.ahead, windowed=h.windowed(state.layer))
     seen = b.attend(q, k, v, state, scores)
-    x = b.add(x, scaled(b, b.linear(seen, w.attn_out), w.get("ls1")))
-    return b.add(x, scaled(b, feed_forward(b, w, h, normed(b, h, x, w.ln2)), w.get("ls2")))
+    x = b.add(x, layer_scale(b, b.linear(seen, w.attn_out), w.get("ls1")))
+    return b.add(x, layer_scale(b, feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))
 
 
-def scaled(b: Builder, x: Activation, scales: Weight | None) -> Activation:
+def layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activation:
     """Return each column times its number, if there are any (LayerScale, Touvron et al. 2021, arXiv 2103.17239)."""
     return b.scale_columns(x, scales) if scales else x
 
 
-def normed(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
+def apply_norm(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
     """Apply the norm that the encoder has."""
     return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
@@ -108,13 +109,13 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
         up, down = down, up
     gate, y = w.get("ffn_gate"), b.linear(x, up)
     if gate is None:
-        return b.linear(activated(b, h, y), down)
+        return b.linear(apply_activation(b, h, y), down)
     if h.activation == "gelu_quick":
         raise ModelError(f"tensor {gate.name}: a gate and no function for it")
     return b.linear((b.swiglu if h.activation == "silu" else b.geglu)(b.linear(x, gate), y), down)
 
 
-def activated(b: Builder, h: Vision, x: Activation) -> Activation:
+def apply_activation(b: Builder, h: Vision, x: Activation) -> Activation:
     """Return the function between the two matrices."""
     if h.activation == "gelu":
         return b.gelu_erf(x) if h.exact else b.gelu(x)

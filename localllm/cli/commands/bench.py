@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, is_terminal, write
 from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
 from localllm.errors import UsageError
@@ -109,7 +109,7 @@ def bench(
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
-    path = located(model)
+    path = resolve_model_path(model)
     end_on_bus_error(path)
     if makes_no_text(path):
         show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)

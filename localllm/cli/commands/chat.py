@@ -15,7 +15,15 @@ from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
+from localllm.cli.prompt_input import (
+    Encoding,
+    Prompt,
+    begin,
+    request,
+    require_decodable,
+    warn_of_template,
+    whole_prompt,
+)
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.cli.terminal.render import file_stem, stream
 from localllm.errors import LocalllmError, UsageError
@@ -91,7 +99,7 @@ def chat(
     interactive = is_terminal(sys.stdin)
     place = endpoint.place()
     own = model_of(session) if session and model is None and place is None else model
-    path = opening.chosen_model(own) if place is None else own
+    path = opening.model_or_builtin(own) if place is None else own
     most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
@@ -101,9 +109,9 @@ def chat(
         raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
     chosen = asking.generation_options(opening.reading(line), choices)
 
-    def opened(path: str | None) -> "Model":
+    def open_here(path: str | None) -> "Model":
         if place is not None:
-            from localllm.cli.options.endpoint import opened as opened_there
+            from localllm.cli.options.endpoint import open_remote as opened_there
 
             result: Model = opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
             return result
@@ -117,8 +125,8 @@ def chat(
     if place is None:
         opening.tell_choice(own)
     with ExitStack() as leaving:
-        calls = tools.opened(leaving)
-        first = opened(path)
+        calls = tools.open_tools(leaving)
+        first = open_here(path)
         conversation = TerminalConversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
         chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
@@ -135,8 +143,8 @@ def chat(
             conversation.look(shown)
         try:
             if prompt:
-                conversation.ask("\n\n".join(typed(text, "-p") for text in prompt))
-            hold(conversation, opened)
+                conversation.ask("\n\n".join(require_decodable(text, "-p") for text in prompt))
+            hold(conversation, open_here)
         finally:
             conversation.leave()
         opening.settle(conversation.model)
@@ -151,10 +159,10 @@ def answer_once(
 ) -> None:
     """Print one answer, as `run` does."""
     if calls:
-        from localllm.cli.terminal.tool_calls import answered
+        from localllm.cli.terminal.tool_calls import answer_with_tools
 
         assert not isinstance(asked, str)
-        answer, _, interrupted = answered(model, asked, chosen, calls, line)
+        answer, _, interrupted = answer_with_tools(model, asked, chosen, calls, line)
     else:
         answer = begin(model, asked, chosen)
         interrupted = stream(answer, line)
@@ -173,10 +181,10 @@ def tell_model(model: "Model") -> None:
 
 def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]") -> None:
     """Answer until the user leaves."""
-    from localllm.cli.interactive.slash_commands import ExitChat, Tools, execute, offered
+    from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
     from localllm.cli.terminal.line_editor import editor
 
-    keyboard = editor(lambda line: offered(conversation, line))
+    keyboard = editor(lambda line: complete_line(conversation, line))
 
     def edit(text: str) -> str | None:
         try:

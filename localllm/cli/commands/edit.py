@@ -7,7 +7,7 @@ import typer
 from localllm.cli.options import shared as options
 from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.copying import copy_files
 from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
 from localllm.cli.terminal.render import one_line
@@ -47,7 +47,7 @@ def edit(
     from localllm.quantizing.rewrite import edit_in_place, edited_files, packed_of, restore_header
 
     exit_on_sigterm()
-    path = located(model)
+    path = resolve_model_path(model)
     if restore is not None:
         if out is not None or not changes.is_empty:
             raise UsageError("--restore cannot be combined with OUT or other changes")

@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import ContextError, RecordsError, UsageError
 
@@ -145,7 +145,7 @@ def embed(
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     records = records_of(given[0] if given else None, files, images)
     sees = any(map(is_image, records))
-    job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
+    job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
     start = perf_counter()
     if near is not None:
         show_nearest(job, near, top, texts(records, field, files is not None), files is not None, stats, line)

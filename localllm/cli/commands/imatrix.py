@@ -8,7 +8,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import Also
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.eta import Remaining
 from localllm.cli.terminal.output import ProgressLine, dim
 from localllm.errors import UsageError
@@ -80,7 +80,7 @@ def imatrix(
         write_imatrix(output, merged)
         return
     line = ProgressLine()
-    path = located(model)
+    path = resolve_model_path(model)
     size = service.default_size(path) if context is None else context
     choices = (size, chunks, parse_special, process_output, threads)
     with service.Collector(path, tuple(texts or ()), output, *choices, progress=opening.compiling(line)) as collector:

@@ -7,7 +7,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 
@@ -31,7 +31,7 @@ def inspect(
     from localllm.errors import ModelError
     from localllm.services.inspect import inspect_model
 
-    path = located(model)
+    path = resolve_model_path(model)
     if template:
         return write(chat_template(path) + "\n")
     if check:

@@ -30,15 +30,15 @@ def list(
       localllm list --json | jq -r ".models[].name"
     """
     from localllm.files.models_folder import models_folder
-    from localllm.services.catalogue import known_models, models_on_disk
+    from localllm.services.catalogue import models_on_disk, registry_models
 
     here = models_on_disk()
-    known = [*known_models().values()] if all else []
+    known = [*registry_models().values()] if all else []
     if as_json:
         facts = {"folder": str(models_folder()), "models": [model.facts() for model in here]}
         write(json.dumps(facts | ({"known": [vars(model) for model in known]} if all else {})) + "\n")
         return
-    tables = [text for text in (on_disk(here), known_ones(known)) if text]
+    tables = [text for text in (on_disk(here), table_of_available(known)) if text]
     write("\n".join(tables))
     if not here and not all:
         dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
@@ -58,7 +58,7 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
     return lines(columns(("name", "size", "format", "path"), rows, "<><<", terminal_width())) if rows else ""
 
 
-def known_ones(models: "Sequence[Known]") -> str:
+def table_of_available(models: "Sequence[Known]") -> str:
     """Build a table of the models that can be pulled."""
     rows = [
         (

@@ -13,15 +13,15 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import Choices, require_plain, texts_of
-from localllm.cli.options.endpoint import EndpointGroup, opened
+from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.tables import TableGroup
 from localllm.cli.parameters import Also
 from localllm.cli.prompt_input import Encoding, text_of, warn_of_template
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import is_terminal, say
-from localllm.cli.terminal.render import counted
+from localllm.cli.terminal.render import count_noun
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def map(
     from localllm.files.gguf.file import open_part
     from localllm.files.jsonl_file import JsonlFile
     from localllm.files.text_file import require_encoding
-    from localllm.services.map import MapJob, belonging, unfinished
+    from localllm.services.map import MapJob, belonging, select_unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.record_stream import RecordStream
     from localllm.services.records import Prompts
@@ -157,7 +157,7 @@ def map(
     given = records_of(input, encoding, tables.as_csv, streams)
     records, table = given.records, given.table
     prompts = Prompts(prompt, template, system, raw, () if table is None else table.columns)
-    path = "" if place is not None else located(model or "")
+    path = "" if place is not None else resolve_model_path(model or "")
     job = MapJob(
         os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj),
         texts_of(choices_given) if choices_given is not None else (), tables.json_as_text,
@@ -184,19 +184,19 @@ def map(
         if isinstance(records, RecordStream):
             left: list[Record] | RecordStream = records
         else:
-            left = records if out is None or redo else unfinished(records, out.records)
+            left = records if out is None or redo else select_unfinished(records, out.records)
             left = sorted_by_length(left, prompts) if shortest_first else left
         progress = Progress(left, given.size - len(left) if isinstance(left, list) else 0)
         if progress.before:
-            say(f"localllm: {output} answers {progress.before} of {counted(given.size, 'record')} already")
+            say(f"localllm: {output} answers {progress.before} of {count_noun(given.size, 'record')} already")
         if output and is_table and out is not None and isinstance(records, list):
             stack.enter_context(writing_table(output, out, table, records, properties))
         if not isinstance(left, list) or left:
             there = None
             if place is not None:
                 refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template, "mmproj": mmproj}
-                there = opened(place, model, choices, engine, **refused)
-            with begun(job, engine, left, ray, progress, raw, there) as mapping:
+                there = open_remote(place, model, choices, engine, **refused)
+            with open_mapping(job, engine, left, ray, progress, raw, there) as mapping:
                 if redo and out is not None:
                     out.clear()
                 remember()
@@ -229,7 +229,7 @@ def of_input(
 
 
 @contextmanager
-def begun(
+def open_mapping(
     job: "MapJob",
     engine: options.EngineGroup,
     records: "list[Record] | RecordStream",

@@ -6,7 +6,7 @@ import typer
 
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.copying import copy_files
 from localllm.errors import UsageError
 
@@ -30,7 +30,7 @@ def merge(
     from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
     from localllm.quantizing.rewrite import merged_file
 
-    path = located(model)
+    path = resolve_model_path(model)
     source = GGUFFile.open(path, needed=())
     match = SPLIT_NAME.fullmatch(path)
     if "split.count" not in source.metadata or match is None:

@@ -9,7 +9,7 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import Also
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.eta import Remaining
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import one_line, table
@@ -85,7 +85,7 @@ def perplexity(
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
-    path = located(model)
+    path = resolve_model_path(model)
     with ChunkReader(path, size, threads, opening.compiling(line), cache.types()) as reader:
         line.clear()
         end_on_bus_error(path)

@@ -40,7 +40,7 @@ def pull(
 
 def brought(name: str) -> str:
     """Pull a model and return the path of its file."""
-    from localllm.services.catalogue import known_models, parse_reference, resolve_alias, unknown_name
+    from localllm.services.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
 
     meant = resolve_alias(name)
     reference = parse_reference(meant)
@@ -48,7 +48,7 @@ def brought(name: str) -> str:
         if os.path.isfile(meant):
             dim(f"{meant} is already a file on this computer")
             return meant
-        if meant.lower() in known_models():
+        if meant.lower() in registry_models():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")
         raise unknown_name(meant)
     return pull_shown(reference)

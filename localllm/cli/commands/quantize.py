@@ -17,7 +17,7 @@ from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_formats
 from localllm.cli.options.quantizing import CalibrationGroup, FormatGroup, ImportanceGroup, LadderGroup, several
 from localllm.cli.options.splits import SplitGroup
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
 from localllm.cli.terminal.quantize_progress import PlainLines, progress_of
 from localllm.cli.terminal.render import count, one_line, size, table
@@ -116,7 +116,7 @@ def quantize(
     else:
         given, texts = with_texts(tuple(arguments)) if calibration.calibrate else (tuple(arguments), None)
         source_name, target, recipe, last = understood(given)
-    path = located(source_name)
+    path = resolve_model_path(source_name)
     threads = last if threads is None else threads
     overrides = [service.parse_override(text) for text in override_kv or ()]
     source = service.open_source(path, mmproj)
@@ -126,7 +126,7 @@ def quantize(
         source = service.prune(source, formats.prune_layers)
     request = QuantizeRequest(
         recipe,
-        formats.chosen(),
+        formats.to_options(),
         importance.imatrix,
         tuple(importance.include_weights or ()),
         tuple(importance.exclude_weights or ()),
@@ -156,14 +156,14 @@ def quantize(
         asked = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
             require_consent(plan, target, asked(plan), before, is_named, force)
-        source, request = needed(source, request, asked, formats_file, threads, force, spent)
+        source, request = choose_formats(source, request, asked, formats_file, threads, force, spent)
         plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     require_consent(plan, target, plan.nbytes, before, is_named, force)
     require_possible(plan, target, request, threads, force)
     if dry_run:
-        write(described(plan, target))
+        write(format_plan(plan, target))
     else:
         execute(plan, target, request, threads, spent)
 
@@ -199,7 +199,7 @@ def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callab
     return parse_bits(bits)
 
 
-def needed(
+def choose_formats(
     source: "Source",
     request: "QuantizeRequest",
     size: "Callable[[QuantizePlan], int]",
@@ -252,7 +252,7 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
             threads = int(rest[0]) if rest else None
             return arguments[0], arguments[1] if place == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
-        meant = meant_type(arguments[-1]) or "localllm quantize --help lists them"
+        meant = suggest_type(arguments[-1]) or "localllm quantize --help lists them"
         raise UsageError(f"{one_line(arguments[-1])} is no type; {meant}")
     raise UsageError("expected IN [OUT] TYPE")
 
@@ -266,7 +266,7 @@ def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
     return arguments[:end], arguments[end:]
 
 
-def meant_type(text: str) -> str:
+def suggest_type(text: str) -> str:
     """Ask "did you mean ...?" with the most similar type, "" if none is similar."""
     from localllm.quant.recipes import RECIPES
 
@@ -335,7 +335,7 @@ def summary(plan: "QuantizePlan") -> str:
     return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
 
 
-def described(plan: "QuantizePlan", target: str) -> str:
+def format_plan(plan: "QuantizePlan", target: str) -> str:
     """Format the plan by tensor, the total, and the free disk space."""
     import shutil
 

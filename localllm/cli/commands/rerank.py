@@ -8,7 +8,7 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.errors import UsageError
 
@@ -59,7 +59,7 @@ def rerank(
     records = records_of(input, None)
     texts = [text_of(record, field) for record in records]
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    with opened(reranker(located(model), engine), line) as made:
+    with opened(reranker(resolve_model_path(model), engine), line) as made:
         ranker: Any = made
         found = ranker.rerank(query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read"))
     order = sorted(range(len(texts)), key=lambda number: -float(found[number]))[:top]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import confirmed
+from localllm.cli.resolve_model import confirm
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.cli.terminal.render import size
 from localllm.errors import LocalllmError, UsageError
@@ -37,7 +37,7 @@ def rm(
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise UsageError(f"{found.name}: cannot ask for confirmation without a terminal; --force removes it")
-        if not confirmed(f"Remove {found.name} ({size(found.size)}, {found.path})?"):
+        if not confirm(f"Remove {found.name} ({size(found.size)}, {found.path})?"):
             return
     for path in found.files:
         try:

@@ -21,7 +21,7 @@ from localllm.cli.options.infill import InfillGroup
 from localllm.cli.options.infill import encode as encode_infill
 from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import Encoding, Given, Prompt, begin, naming_ways, read_prompt, request
-from localllm.cli.receipt import keep, prepared
+from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import stream
 from localllm.errors import UsageError
@@ -122,11 +122,11 @@ def run(
     place = endpoint.place()
     thread = None
     if follow.latest or follow.session is not None:
-        thread = opened_thread(follow, raw or infill.is_given, n > 1 or beams > 0, choices_given is not None)
+        thread = open_thread(follow, raw or infill.is_given, n > 1 or beams > 0, choices_given is not None)
         model = thread.model if model is None and place is None else model
     if model is words is prompt is file is binary_file is place is None:
         raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
-    path = opening.chosen_model(model)
+    path = opening.model_or_builtin(model)
     most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
@@ -148,38 +148,38 @@ def run(
     if raw or infill.is_given:
         require_no_template("--raw" if raw else "--suffix", system, chat_template, choices)
     infill.require_plain(
-        raw=raw, images=bool(images.image_files), tools=tools.given, choices=choices_given is not None,
-        endpoint=place is not None, receipt=receipt is not None, steps=bool(diffusion.given()),
+        raw=raw, images=bool(images.image_files), tools=tools.are_given, choices=choices_given is not None,
+        endpoint=place is not None, receipt=receipt is not None, steps=bool(diffusion.as_fields()),
     )  # fmt: skip
     if n != 1 or beams:
         require_sense(n, beams, choices)
     images.require_plain(receipt=receipt is not None)
-    if tools.given:
+    if tools.are_given:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
     texts = [] if choices_given is None else texts_of(choices_given)
     if texts:
         require_plain_choices(
-            n=n > 1, beams=beams > 0, tools=tools.given, endpoint=place is not None, receipt=receipt is not None,
-            stats=stats, steps=bool(diffusion.given()), a_schema_grammar_or_regex=chosen.constraint is not None,
+            n=n > 1, beams=beams > 0, tools=tools.are_given, endpoint=place is not None, receipt=receipt is not None,
+            stats=stats, steps=bool(diffusion.as_fields()), a_schema_grammar_or_regex=chosen.constraint is not None,
         )  # fmt: skip
     if place is None:
         opening.tell_choice(model)
-    if (extracts := follow.extract or follow.extract_last) and (as_json or tools.given):
+    if (extracts := follow.extract or follow.extract_last) and (as_json or tools.are_given):
         raise UsageError(f"--extract cannot be combined with {'--json' if as_json else '--tools'}")
     with ExitStack() as stack:
         if thread is not None:
             stack.enter_context(thread)
-        calls = tools.opened(stack)
+        calls = tools.open_tools(stack)
         if place is None:
             opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, **images.seeing()))
         else:
-            from localllm.cli.options.endpoint import opened as opened_there
+            from localllm.cli.options.endpoint import open_remote as opened_there
 
             opened = opened_there(place, model, choices, engine, chat_template=chat_template, **images.seeing())
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         stack.enter_context(naming_ways(opened, can_shift=n == 1 and not (beams or texts)))
         if receipt is not None:
-            chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
+            chosen = prepare_options(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         if longer is not None:
             text = longer.fitted(opened, given.material, given.question, system, chosen)
@@ -188,21 +188,23 @@ def run(
         continued = asked if suffix is None else encode_infill(opened, text, suffix)
         if texts:
             return choose(opened, asked, texts, as_json)
-        if opened.is_diffusion or diffusion.given():
+        if opened.is_diffusion or diffusion.as_fields():
             images.require_plain(steps=True)
             infill.require_plain(a_diffusion_model=True)
             require_plain(
-                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
+                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.are_given
             )
             return fill(opened, asked, choices, diffusion, line)
         answers: list[Any]
         said: list[Message] = []
         if calls:
-            from localllm.cli.terminal.tool_calls import answered
+            from localllm.cli.terminal.tool_calls import answer_with_tools
 
             assert not isinstance(asked, str)
             chosen = calls.begin(opened, chosen, stack)
-            answer, said, interrupted = answered(opened, asked, chosen, calls, line, as_json, not hide_thinking)
+            answer, said, interrupted = answer_with_tools(
+                opened, asked, chosen, calls, line, as_json, not hide_thinking
+            )
             answers = [answer]
         elif n > 1 or beams:
             answers = several(opened, continued, chosen, n, beams, line)
@@ -255,7 +257,7 @@ def require_no_template(
             raise UsageError(f"{option} turns off the chat template: leave out {other}")
 
 
-def opened_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
+def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
     """Return the conversation of --continue or --session. Raises UsageError."""
     if follow.latest and follow.session is not None:
         raise UsageError("give either --session or --continue, not both")

@@ -13,7 +13,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import group
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
 from localllm.errors import LocalllmError, UsageError
@@ -196,7 +196,7 @@ def serve(
     from localllm.server.guard import normalize_origin
     from localllm.server.run import Setup, run
 
-    paths = named(models or [])
+    paths = map_names(models or [])
     keys = keys_of(place.api_key_file)
     if place.host is not None and not keys:
         raise UsageError(
@@ -240,14 +240,14 @@ def tell(setup: "Setup", address: str) -> None:
     say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
 
-def named(models: list[str]) -> dict[str, str]:
-    """Map the names that clients use to the models' files. Raises UsageError, and as `located`."""
+def map_names(models: list[str]) -> dict[str, str]:
+    """Map the names that clients use to the models' files. Raises UsageError, and as `resolve_model_path`."""
     found = dict[str, str]()
     for text in models:
         name, equals, model = text.partition("=")
         if not equals or "/" in name or os.path.lexists(text):
             name, model = "", text
-        path = located(model)
+        path = resolve_model_path(model)
         name = name or (file_stem(path) if model == path else model)
         if name in found:
             raise UsageError(f"two models have the name {name}: rename one with NAME={model}")

@@ -6,7 +6,7 @@ import typer
 
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.splits import SplitGroup
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.copying import copy_files, described
 from localllm.cli.terminal.output import say, write
 
@@ -35,7 +35,7 @@ def split(
     from localllm.quantizing.rewrite import split_files
     from localllm.quantizing.splitting import TENSORS, SplitLimits
 
-    path = located(model)
+    path = resolve_model_path(model)
     chosen = limits.limits() or SplitLimits(TENSORS)
     source = GGUFFile.open(path, needed=())
     files, warnings = split_files(source, path if out is None else out, chosen)

@@ -9,8 +9,8 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import Also
-from localllm.cli.prompt_input import Encoding, content, text_of, typed
-from localllm.cli.resolve_model import located
+from localllm.cli.prompt_input import Encoding, content, require_decodable, text_of
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import is_terminal, stdin, write
 from localllm.errors import UsageError
 
@@ -38,11 +38,11 @@ def tokenize(
     """
     from localllm.api import open_tokenizer
 
-    tokenizer = open_tokenizer(located(model))
+    tokenizer = open_tokenizer(resolve_model_path(model))
     opening.warn(tokenizer.warnings)
     if text is not None and file is not None:
         raise UsageError("give either TEXT or -f FILE, not both")
-    given = None if text is None else typed(text, "TEXT")
+    given = None if text is None else require_decodable(text, "TEXT")
     if file is not None:
         given = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
     if given is None:

@@ -8,7 +8,7 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.cli.terminal.render import columns, count, one_line
 from localllm.errors import ModelError
@@ -48,7 +48,7 @@ def verify(
     from localllm.quantizing.quantize import open_source
     from localllm.system.cpu import usable_cores
 
-    path, line = located(model), ProgressLine()
+    path, line = resolve_model_path(model), ProgressLine()
     source = open_source(against) if against is not None else None
     end_on_bus_error(path)
     try:

@@ -3,7 +3,7 @@
 import localllm
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import located
+from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, dim
 
 
@@ -16,7 +16,7 @@ def warmup(model: options.OptionalModelName = None) -> None:
       localllm warmup
       localllm warmup model.gguf
     """
-    path = str(localllm.builtin_model()) if model is None else located(model)
+    path = str(localllm.builtin_model()) if model is None else resolve_model_path(model)
     from localllm.api import warmup as compile_kernels
 
     line = ProgressLine()

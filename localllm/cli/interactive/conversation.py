@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localllm.cli.interactive.settings import told, with_settings
+from localllm.cli.interactive.settings import list_settings, with_settings
 from localllm.cli.options.constraint import tell_cut
 from localllm.cli.terminal.output import ProgressLine, dim, say
-from localllm.cli.terminal.render import counted, file_stem, tell_overflow
+from localllm.cli.terminal.render import count_noun, file_stem, tell_overflow
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
@@ -65,10 +65,10 @@ class TerminalConversation:
 
             found = passages_for(self.folder, question)
         text, images = "\n\n".join(part for part in (found, question, *self.texts) if part), self.images
-        if self._answer(lambda options: self._asked(text, images, options), self.options, question=(text, images)):
+        if self._answer(lambda options: self._ask(text, images, options), self.options, question=(text, images)):
             self.texts, self.images = [], []
 
-    def _asked(self, text: str, images: list[str], options: "GenerationOptions") -> "Generation":
+    def _ask(self, text: str, images: list[str], options: "GenerationOptions") -> "Generation":
         session = self.model.session
         result: Generation = session.ask(text, options, images) if images else session.ask(text, options)
         return result
@@ -110,7 +110,7 @@ class TerminalConversation:
         if question is None:
             options = replace(options, sampling=replace(options.sampling, seed=None))
         try:
-            answered = self._answer(lambda options: self._asked(text, images, options), options, (text, images))
+            answered = self._answer(lambda options: self._ask(text, images, options), options, (text, images))
         finally:
             if not answered:
                 self.lines, self.model.session.messages = lines, messages
@@ -160,7 +160,7 @@ class TerminalConversation:
         self, tools: "ToolCalls", answer: "Generation", options: "GenerationOptions", question: str | None
     ) -> "tuple[Generation, list[Line]]":
         """Run all tool calls; return the final answer and the messages before it."""
-        tools.asked([{"role": "user", "content": question}] if question is not None else [])
+        tools.note_question([{"role": "user", "content": question}] if question is not None else [])
         tools.note(answer.message(), finish=answer.finish_reason)
         before: list[Line] = []
         try:
@@ -359,7 +359,7 @@ def about(model: "Model") -> SessionModel:
 
 def settings(options: "GenerationOptions") -> dict[str, object]:
     """Return the options that differ from their defaults, for a session file."""
-    return {name: value for name, value, is_usual in told(options) if not is_usual}
+    return {name: value for name, value, is_usual in list_settings(options) if not is_usual}
 
 
 def statistics(answer: "Generation", context: int) -> str:
@@ -372,4 +372,4 @@ def statistics(answer: "Generation", context: int) -> str:
 
 
 def tokens(count: int) -> str:
-    return counted(count, "token")
+    return count_noun(count, "token")

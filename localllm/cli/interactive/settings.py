@@ -28,7 +28,7 @@ def names(options: "GenerationOptions") -> list[str]:
     return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
 
 
-def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
+def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
     """Yield the name and the value of each option, and whether it is the default."""
     usual = type(options)()
     for name in names(options):
@@ -37,7 +37,7 @@ def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
         yield name, list(value) if isinstance(value, tuple) else value, value == getattr(model, name)
 
 
-def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
+def change_option(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
     """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
     name = name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
@@ -46,9 +46,9 @@ def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOp
         raise UsageError(f"there is no option {name!r}; {meant}")
     if text == USUAL:
         usual = type(options)()
-        return replaced(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
-    value = parsed(name, text, kind_of(options, name))
-    return replaced(options, name, None if (name, value) == ("max_tokens", -1) else value)
+        return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
+    value = parse_value(name, text, kind_of(options, name))
+    return replace_option(options, name, None if (name, value) == ("max_tokens", -1) else value)
 
 
 def kind_of(options: "GenerationOptions", name: str) -> type:
@@ -59,7 +59,7 @@ def kind_of(options: "GenerationOptions", name: str) -> type:
     return int if default is None else type(default)
 
 
-def replaced(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
+def replace_option(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
     """Return the options with one replaced. Raises UsageError."""
     change: dict[str, Any] = {name: value}
     return (
@@ -69,7 +69,7 @@ def replaced(options: "GenerationOptions", name: str, value: Any) -> "Generation
     )
 
 
-def parsed(name: str, text: str, kind: type) -> Any:
+def parse_value(name: str, text: str, kind: type) -> Any:
     """Parse a text as a value of this type. Raises UsageError."""
     if kind is bool:
         if text not in ("on", "off"):
@@ -88,10 +88,10 @@ def parsed(name: str, text: str, kind: type) -> Any:
 
 def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
     """Return the options with a session's where they are still the defaults; invalid ones are ignored."""
-    is_usual = {name: usual for name, _, usual in told(options)}
+    is_usual = {name: usual for name, _, usual in list_settings(options)}
     for name, value in settings.items():
         if is_usual.get(name):
             value = tuple(value) if isinstance(value, list) else value
             with suppress(UsageError, TypeError):
-                options = replaced(options, name, value)
+                options = replace_option(options, name, value)
     return options

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.interactive.settings import changed, names, told
+from localllm.cli.interactive.settings import change_option, list_settings, names
 from localllm.cli.interactive.taking_out import copy, files, write
 from localllm.cli.terminal.output import dim, dim_text, say
 from localllm.cli.terminal.render import fact_lines, file_stem
@@ -86,12 +86,12 @@ def show_help(conversation: "TerminalConversation", argument: str, tools: Tools)
     told = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
     left, width = max(map(len, told)) + 2, columns()
     if left > width // 2:
-        return dim_text("\n".join(line for name, help in told.items() for line in (name, *wrapped(help, width, 4))))
-    lines = [(name, *wrapped(help, width, left)) for name, help in told.items()]
+        return dim_text("\n".join(line for name, help in told.items() for line in (name, *wrap_lines(help, width, 4))))
+    lines = [(name, *wrap_lines(help, width, left)) for name, help in told.items()]
     dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(left) + first.lstrip(), *more)))
 
 
-def wrapped(text: str, width: int, indent: int) -> list[str]:
+def wrap_lines(text: str, width: int, indent: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 
@@ -145,7 +145,7 @@ def resume(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 
 def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    path = os.path.expanduser(required(argument, "/read FILE"))
+    path = os.path.expanduser(require_argument(argument, "/read FILE"))
     most = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
     try:
         with open(path, "rb") as file:
@@ -163,18 +163,18 @@ def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
 
 
 def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    path = os.path.abspath(os.path.expanduser(required(argument, "/image FILE")))
+    path = os.path.abspath(os.path.expanduser(require_argument(argument, "/image FILE")))
     conversation.look(path)
     dim(f"{os.path.basename(path)} will be sent with the next question; /undo removes it")
 
 
 def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    conversation.save(required(argument, "/save NAME"))
+    conversation.save(require_argument(argument, "/save NAME"))
     dim(f"saved as the session {argument}; it is updated after every answer")
 
 
 def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    conversation.load(required(argument, "/load NAME"))
+    conversation.load(require_argument(argument, "/load NAME"))
     tell_where(conversation)
 
 
@@ -197,10 +197,10 @@ def branches(conversation: "TerminalConversation") -> list[str]:
 
 
 def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    name, _, value = required(argument, "/set OPTION VALUE").partition(" ")
+    name, _, value = require_argument(argument, "/set OPTION VALUE").partition(" ")
     if not value.strip():
         raise UsageError(f"/set {name} VALUE; `default` resets it, and /show shows its value")
-    conversation.set(changed(conversation.options, name, value.strip()))
+    conversation.set(change_option(conversation.options, name, value.strip()))
     show_options(conversation)
 
 
@@ -222,7 +222,7 @@ def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
 
 
 def show_options(conversation: "TerminalConversation") -> None:
-    own = [f"{name} = {value}" for name, value, is_usual in told(conversation.options) if not is_usual]
+    own = [f"{name} = {value}" for name, value, is_usual in list_settings(conversation.options) if not is_usual]
     tell("options", ", ".join(own) or "the usual ones")
 
 
@@ -236,7 +236,7 @@ def tell(name: str, text: str) -> None:
 
 
 def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    conversation.stats = switched(argument, conversation.stats, "/stats on|off")
+    conversation.stats = parse_switch(argument, conversation.stats, "/stats on|off")
     dim(f"statistics are {'on' if conversation.stats else 'off'}")
 
 
@@ -300,7 +300,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def offered(conversation: "TerminalConversation", line: str) -> Iterator[tuple[str, int]]:
+def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[tuple[str, int]]:
     """Yield the completions of a line up to the cursor: texts, and where in the line each begins."""
     if not line.startswith("/") or "\n" in line:
         return
@@ -327,13 +327,13 @@ def paths(begun: str) -> list[str]:
     return [f"{folder}{item.name}{'/' if item.is_dir() else ''}" for item in wanted]
 
 
-def required(argument: str, usage: str) -> str:
+def require_argument(argument: str, usage: str) -> str:
     if not argument:
         raise UsageError(usage)
     return argument
 
 
-def switched(argument: str, before: bool, usage: str) -> bool:
+def parse_switch(argument: str, before: bool, usage: str) -> bool:
     """On, off, or the other one. Raises UsageError."""
     if argument not in ("", "on", "off"):
         raise UsageError(usage)

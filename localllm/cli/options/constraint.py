@@ -69,7 +69,7 @@ class Shape:
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
-    def given(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Return schema, grammar and regex as the user gave them. Raises UsageError."""
         schema = text_of("json_schema", self.json_schema, "{")
         grammar = text_of("grammar", self.grammar, "::=")
@@ -128,7 +128,7 @@ class Thoughts:
         ),
     ] = None
 
-    def given(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Return the fields of GenerationOptions. Raises UsageError."""
         variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
         return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}

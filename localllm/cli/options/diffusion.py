@@ -55,7 +55,7 @@ class Diffusion:
         False
     )
 
-    def given(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""
         given = {name: value for name, value in vars(self).items() if name != "visual"}
         return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -69,7 +69,7 @@ def fill(
     Raises UsageError for a model of another kind, and ContextError.
     """
     from localllm.engine.run import BATCH
-    from localllm.generation.diffusion import diffusion_model, filled, require_room
+    from localllm.generation.diffusion import denoise, diffusion_model, require_room
 
     model, options = diffusion_model(opened.engine, opened.file.metadata), diffusion_options(choices, diffusion)
     if isinstance(asked, str):
@@ -79,8 +79,8 @@ def fill(
     require_room(len(prompt) + options.length, min(BATCH, opened.context))
     text = ""
     try:
-        for step, tokens in enumerate(filled(model, prompt, options), start=1):
-            text = settled(opened, tokens, model.mask)
+        for step, tokens in enumerate(denoise(model, prompt, options), start=1):
+            text = decode_unmasked(opened, tokens, model.mask)
             if diffusion.visual:
                 line.clear()
                 say(f"{step}/{options.steps} {text}")
@@ -97,7 +97,7 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     from localllm.generation.diffusion import DiffusionOptions
     from localllm.generation.sampling.options import SamplingOptions
 
-    given = diffusion.given()
+    given = diffusion.as_fields()
     if not given.get("block_length"):
         given.setdefault("epsilon", EPSILON)
     usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
@@ -109,7 +109,7 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     return options
 
 
-def settled(opened: "Model", tokens: list[int], mask: int) -> str:
+def decode_unmasked(opened: "Model", tokens: list[int], mask: int) -> str:
     """Decode the tokens up to the end token; masked positions are shown as underscores."""
     tokenizer, shown, known = opened.tokenizer, "", list[int]()
     for token in tokens:

@@ -53,7 +53,7 @@ def key_of(file: str | None) -> str | None:
     return read_keys(file)[0]
 
 
-def opened(
+def open_remote(
     place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: Any
 ) -> Any:
     """Open a RemoteModel at an endpoint in place of a local model.
@@ -69,7 +69,7 @@ def opened(
             raise UsageError(f"{name} is not for an endpoint: the server sets it")
     if engine is not None and (given := about_weights(engine)):
         say(f"localllm: with --endpoint these options have no effect: {', '.join(given)}")
-    return RemoteModel(place, model, Form(**choices.shape.given()))
+    return RemoteModel(place, model, Form(**choices.shape.as_fields()))
 
 
 def about_weights(engine: "EngineGroup") -> list[str]:

@@ -25,7 +25,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
 
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
-    more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
+    more = {**choices.thoughts.as_fields(), "constraint": choices.shape.constraint()}
     if not isinstance(choices, GenerationGroup):
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
     keep = choices.keep

@@ -44,10 +44,10 @@ class InfillGroup:
 
         most_bytes: as of whole_prompt.
         """
-        from localllm.cli.prompt_input import content, text_of, typed
+        from localllm.cli.prompt_input import content, require_decodable, text_of
 
         if self.suffix_file is None:
-            return None if self.suffix is None else typed(self.suffix, "--suffix")
+            return None if self.suffix is None else require_decodable(self.suffix, "--suffix")
         if self.suffix is not None:
             raise UsageError("give either --suffix or -sf, not both")
         return text_of(content(self.suffix_file, most_bytes, encoding), self.suffix_file, encoding, whole=True)

@@ -28,10 +28,10 @@ def offer_models(incomplete: str) -> Words:
 
 def offer_known_models(incomplete: str) -> Words:
     """Offer the names of models that can be pulled, too."""
-    from localllm.services.catalogue import known_models
+    from localllm.services.catalogue import registry_models
 
     return sorted(
-        ({name: model.description for name, model in known_models().items()} | dict(offer_models(""))).items()
+        ({name: model.description for name, model in registry_models().items()} | dict(offer_models(""))).items()
     )
 
 

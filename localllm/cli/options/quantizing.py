@@ -46,7 +46,7 @@ class FormatGroup:
         typer.Option("--prune-layers", metavar="N,N,...", help="Leave out these layers; the others are renumbered."),
     ] = None
 
-    def chosen(self) -> "Options":
+    def to_options(self) -> "Options":
         """Return the formats that the user chose. Raises UsageError."""
         from localllm.files.text_file import read_text
         from localllm.quant.recipes import Options

@@ -140,7 +140,7 @@ class ExactSampling:
         ),
     ] = None
 
-    def given(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
         chosen = ((name, value) for name, value in vars(self).items() if value is not None and value != ())
         given: dict[str, Any] = {name: value for name, value in chosen if value is not False}

@@ -258,7 +258,7 @@ class Sampling:
         number("--frequency-penalty", help="Frequency penalty: subtract N for each recent occurrence.  [default: 0.0]"),
     ] = None
 
-    def given(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Return the given options by field."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -297,7 +297,7 @@ class Answers:
 
     def drawing(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
-        return self.sampling.given() | self.steps.given()
+        return self.sampling.as_fields() | self.steps.as_fields()
 
 
 @group

@@ -66,16 +66,16 @@ class ToolGroup:
     ] = None
 
     @property
-    def given(self) -> bool:
+    def are_given(self) -> bool:
         """Whether there are any."""
         return self.tools is not None or self.mcp is not None
 
-    def opened(self, stack: ExitStack) -> "ToolCalls | None":
+    def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
         """Open the tools, with MCP servers that run until the stack is closed; None if there are no tools.
 
         Raises UsageError, and as McpServers.
         """
-        if not self.given:
+        if not self.are_given:
             for name in ("allow", "yes", "transcript"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"{name} needs tools: give --tools or --mcp")

@@ -26,19 +26,19 @@ class DumbLines:
         echoes = shows_keys(sys.stdin)
 
         def show() -> None:
-            print(prompt + (shown("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
+            print(prompt + (display_line("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
 
         with raw_keys(sys.stdin, come_back=show) as can:
             show()
             if not can:
                 return sys.stdin.readline()
             try:
-                return self._edited(typed, write if echoes else lambda text: None)
+                return self._edit(typed, write if echoes else lambda text: None)
             except KeyboardInterrupt:
                 write("\n")
                 raise
 
-    def _edited(self, typed: list[str], echo: Callable[[str], None]) -> str:
+    def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
         """Return the line that is typed; all of it is in `typed` at any time."""
         while self._more():
             keys, self._waiting = self._waiting, ""
@@ -51,12 +51,12 @@ class DumbLines:
                     echo("\n")
                     return "".join(typed) + "\n"
                 if key in ERASE or key in (ERASE_LINE, ERASE_WORD):
-                    left = kept("".join(typed), key)
-                    echo("\b \b" * sum(cells(shown(each)) for each in typed[left:]))
+                    left = length_after_erasing("".join(typed), key)
+                    echo("\b \b" * sum(cells(display_line(each)) for each in typed[left:]))
                     del typed[left:]
                 elif key != LEAVE:
                     typed.append(key)
-                    echo(shown(key))
+                    echo(display_line(key))
                 elif not typed:  # otherwise it sends a part of a line, as editors do that call this program
                     self._waiting = keys[place + 1 :]
                     return ""
@@ -75,7 +75,7 @@ class DumbLines:
         return True
 
 
-def kept(text: str, key: str) -> int:
+def length_after_erasing(text: str, key: str) -> int:
     """How many characters a key that erases leaves."""
     if key == ERASE_LINE:
         return 0
@@ -84,7 +84,7 @@ def kept(text: str, key: str) -> int:
     return max(0, len(text) - 1)
 
 
-def shown(text: str) -> str:
+def display_line(text: str) -> str:
     """Return the text as it is shown, on one line."""
     return printable(text.replace("\t", " "))
 

@@ -5,7 +5,7 @@ import re
 MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
-def unescaped(text: str) -> str:
+def unescape_text(text: str) -> str:
     r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by what they stand for; others stay."""
     whole = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
     return whole.encode(errors="surrogateescape").decode(errors="surrogateescape")

@@ -55,7 +55,7 @@ def page_of_stdout() -> "Page":
     return page()
 
 
-def counted(count: int, what: str) -> str:
+def count_noun(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -95,7 +95,7 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     if wide:
-        widths = fitted(widths, [place > 0 and side == "<" for place, side in enumerate(sides)], wide)
+        widths = fit_columns(widths, [place > 0 and side == "<" for place, side in enumerate(sides)], wide)
     layout = [*zip(sides, widths, strict=False)]
     return [
         "  ".join(
@@ -105,7 +105,7 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
     ]
 
 
-def fitted(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
+def fit_columns(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
     """Return the widths of as many columns as fit, two spaces between them."""
     least = [min(width, NARROWEST) if cut else width for width, cut in zip(widths, may_be_cut, strict=True)]
     count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)

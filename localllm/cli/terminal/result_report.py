@@ -37,7 +37,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     return {
         "text": answer.text,
         "thinking": answer.thinking,
-        **known(answer),
+        **tokens_of(answer),
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
@@ -49,7 +49,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     }
 
 
-def known(answer: Any) -> dict[str, Any]:
+def tokens_of(answer: Any) -> dict[str, Any]:
     """Its tokens, which servers do not tell."""
     return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
 
@@ -61,7 +61,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
             "text": answer.text,
             "thinking": answer.thinking,
             "logprob": answer.logprob,
-            **known(answer),
+            **tokens_of(answer),
             "finish_reason": answer.finish_reason,
             **({} if getattr(answer, "seed", None) is None else {"seed": answer.seed}),
         }

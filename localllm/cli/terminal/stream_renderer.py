@@ -98,36 +98,36 @@ class Wrapper:
         *whole, last = clusters(self._word + text) or [""]
         self._word, shown = "", ""
         for cluster in whole:
-            shown += self._taken(cluster)
+            shown += self._take(cluster)
         if last and is_space(last):  # what comes next cannot change it
-            return shown + self._taken(last)
+            return shown + self._take(last)
         if self._word and begins_word(self._word, last):
-            shown += self._placed()
+            shown += self._place()
         self._word += last
         return shown
 
     def flush(self) -> str:
         """Return the rest."""
-        return self._placed()
+        return self._place()
 
-    def _taken(self, cluster: str) -> str:
+    def _take(self, cluster: str) -> str:
         """Return what one character (grapheme cluster) releases."""
         if is_space(cluster):
-            shown = self._placed()
+            shown = self._place()
             self._is_endless = False
             if cluster != "\n":
                 self._space += cluster
                 return shown
             self._begin_line()
             return shown + "\n"
-        shown = self._placed() if self._word and begins_word(self._word, cluster) else ""
+        shown = self._place() if self._word and begins_word(self._word, cluster) else ""
         self._word += cluster
         if cells(self._word) > self._width():
-            shown += self._placed()
+            shown += self._place()
             self._is_endless = True
         return shown
 
-    def _placed(self) -> str:
+    def _place(self) -> str:
         """Return the pending word with the space or line break before it."""
         word, space, self._word = self._word, self._space, ""
         if not word:

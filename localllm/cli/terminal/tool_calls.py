@@ -71,7 +71,7 @@ class ToolCalls:
         if self._transcript:
             self._transcript.add({**message, **more})
 
-    def asked(self, messages: "Sequence[Message]") -> None:
+    def note_question(self, messages: "Sequence[Message]") -> None:
         """Start a new question, with a fresh count of steps."""
         self._steps = 0
         for message in messages:
@@ -151,7 +151,7 @@ class Keyboard:
             self._screen.close()
 
 
-def answered(
+def answer_with_tools(
     model: "Model",
     asked: "list[Message]",
     chosen: "GenerationOptions",
@@ -164,7 +164,7 @@ def answered(
 
     If stdout is not a terminal, it gets only the final answer, not the text before calls.
     """
-    tools.asked(asked)
+    tools.note_question(asked)
     messages, holds = list(asked), silent or not is_terminal(sys.stdout)
     while True:
         answer = begin(model, messages, chosen)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, unpacked, with_fused_rows
+from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, split_qkv, with_fused_rows
 from localllm.convert.families.layers import (
     ATTENTION,
     GATED,
@@ -29,7 +29,7 @@ def baichuan(config: Config) -> CheckpointFacts:
 BAICHUAN = Family(
     "baichuan",
     {
-        **unpacked("self_attn.W_pack", ONE_AFTER_OTHER),
+        **split_qkv("self_attn.W_pack", ONE_AFTER_OTHER),
         "attn_output": ATTENTION["attn_output"],
         **GATED,
         **NORMS_BEFORE,

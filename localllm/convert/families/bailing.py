@@ -4,7 +4,7 @@ from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX
 from localllm.convert.families.deepseek1 import deepseek_layer, early_experts
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, unpacked, with_fused_rows
+from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, split_qkv, with_fused_rows
 from localllm.convert.families.layers import (
     ATTENTION,
     EXPERTS,
@@ -29,7 +29,7 @@ def bailing(config: Config) -> CheckpointFacts:
 
 def bailing_layer(sizes: Sizes, number: int) -> Layer:
     attention: Layer = {
-        **unpacked("attention.query_key_value", ONE_AFTER_OTHER),
+        **split_qkv("attention.query_key_value", ONE_AFTER_OTHER),
         "attn_output": as_stored("attention.dense", *ATTENTION["attn_output"]),
     }
     return {**deepseek_layer(sizes, number), **attention}

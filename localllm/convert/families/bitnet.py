@@ -25,12 +25,12 @@ def bitnet(config: Config) -> CheckpointFacts:
 def of_three(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a ternary matrix: the rounded sign times the mean magnitude (Ma et al. 2024)."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
         inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
         return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
-    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, build)
 
 
 OF_THREE = {

@@ -61,10 +61,10 @@ def refact(config: Config) -> CheckpointFacts:
 def half(name: str, number: int, both: str, *dimensions: str) -> DerivedTensor:
     """Take one of two matrices, stored one below the other."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, 2 * shape[0], number * shape[0])
 
-    return DerivedTensor(dimensions, {f"{name}.weight": (both, "width")}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": (both, "width")}, build)
 
 
 REFACT = Family(

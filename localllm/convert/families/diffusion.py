@@ -17,7 +17,7 @@ USUAL = 156895  # mask token of LLaDA with experts, missing in its config.json
 IN_PLACE = {"diffusion.shift_logits": False}  # logits belong to their own position, not to the next one
 
 
-def masked(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
+def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
     """Add the mask token's id; usual: the default."""
     mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
     return h.plus({"mask": mask}, attention__causal=False)
@@ -28,7 +28,7 @@ def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
 
 
 def dream(config: Config) -> CheckpointFacts:
-    return masked(config, decoder(config))
+    return add_mask_token(config, decoder(config))
 
 
 def llada(config: Config) -> CheckpointFacts:
@@ -47,7 +47,7 @@ def llada(config: Config) -> CheckpointFacts:
         "tie_word_embeddings": "weight_tying",
     }
     h = decoder(config.plus(**{name: config.get(theirs) for name, theirs in names.items()}))
-    return masked(config, h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"]))
+    return add_mask_token(config, h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"]))
 
 
 def llada_moe(config: Config) -> CheckpointFacts:
@@ -55,7 +55,7 @@ def llada_moe(config: Config) -> CheckpointFacts:
     config.only("norm_topk_prob", False)
     config.only("qk_layernorm", True)
     h = with_experts(config, decoder(config), "expert_intermediate_size")
-    return masked(config, h.plus(expert_feed_forward_length=h.sizes["expert_hidden"]), USUAL)
+    return add_mask_token(config, h.plus(expert_feed_forward_length=h.sizes["expert_hidden"]), USUAL)
 
 
 DREAM = replace(QWEN2, arch="dream", read=dream, of_tensors=of_mask)

@@ -14,29 +14,29 @@ from localllm.convert.tensors import Shape, TensorSource, pick_rows, to_pairs
 Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of all fused rows to those of one part
 
 
-def fused(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor:
+def take_rows(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor:
     """Take some rows of the fused QKV matrix; turns: reorder them from halves to pairs."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = rows(np.arange(sizes["fused_rows"]), sizes)
         found = pick_rows(sources[0], shape, lambda wanted: numbers[wanted])
         return to_pairs(found, sizes["head_dim"]) if turns else found
 
-    return DerivedTensor(dimensions, {f"{name}.weight": ("fused_rows", "width")}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": ("fused_rows", "width")}, build)
 
 
-def unpacked(name: str, parts: Sequence[Rows]) -> Layer:
+def split_qkv(name: str, parts: Sequence[Rows]) -> Layer:
     """Declare queries, keys and values of a fused matrix."""
     shapes = (ATTENTION["attn_q"], ATTENTION["attn_k"], ATTENTION["attn_v"])
     kinds = zip("qkv", parts, shapes, strict=True)
-    return {f"attn_{kind}": fused(name, rows, kind != "v", *shape) for kind, rows, shape in kinds}
+    return {f"attn_{kind}": take_rows(name, rows, kind != "v", *shape) for kind, rows, shape in kinds}
 
 
 def of_groups(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
     return rows.reshape(sizes["kv_heads"], -1, sizes["head_dim"])
 
 
-IN_GROUPS = unpacked(
+IN_GROUPS = split_qkv(
     "attention.wqkv",
     (
         lambda rows, sizes: of_groups(rows, sizes)[:, :-2].ravel(),

@@ -102,12 +102,12 @@ def attention(sizes: Sizes, number: int) -> Layer:
     if sizes[f"window_{number}"]:
         dim, queries, keys = ("local_dim", "local_queries", "local_keys")
     values: Layer = {"attn_v": (keys, "width")} if sizes[f"window_{number}"] or not sizes["alike"] else {}
-    made: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
+    build: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
     if number >= sizes["own_keys"]:
-        named = zip(made, ("k_proj", "v_proj", "k_norm") if values else ("k_proj", "k_norm"), strict=True)
-        unread = ((name, as_it_is(f"self_attn.{its}.weight", *made[name])) for name, its in named)  # type: ignore[misc]
-        made = {name: replace(its, needed=False) for name, its in unread}
-    return {"attn_q": (queries, "width"), **made, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
+        named = zip(build, ("k_proj", "v_proj", "k_norm") if values else ("k_proj", "k_norm"), strict=True)
+        unread = ((name, as_it_is(f"self_attn.{its}.weight", *build[name])) for name, its in named)  # type: ignore[misc]
+        build = {name: replace(its, needed=False) for name, its in unread}
+    return {"attn_q": (queries, "width"), **build, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
 
 
 MIXTURE: Layer = {

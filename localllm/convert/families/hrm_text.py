@@ -39,10 +39,10 @@ def hrm_text(config: Config) -> CheckpointFacts:
 def part(name: str, both: str, number: int, *dimensions: str) -> DerivedTensor:
     """Take one of several matrices that are stored below each other."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, sizes[both], number * shape[0])
 
-    return DerivedTensor(dimensions, {f"{name}.weight": (both, "width")}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": (both, "width")}, build)
 
 
 def in_one_stack(name: str, layers: int) -> str:

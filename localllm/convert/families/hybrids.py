@@ -8,7 +8,7 @@ from localllm.convert.families.deepseek import SIGMOID
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
 from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
-from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
+from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeeze
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, as_float32, column, from_array, take_strided
@@ -21,10 +21,10 @@ OUT = {"shared_mlp.output_linear.weight": ("width", "shared_hidden")}
 def half(number: int) -> DerivedTensor:
     """Take the gate or the up projection of the shared network."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, 2 * shape[0], number * shape[0])
 
-    return DerivedTensor(("shared_hidden", "width"), SHARED_HALVES, made)
+    return DerivedTensor(("shared_hidden", "width"), SHARED_HALVES, build)
 
 
 def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -46,7 +46,7 @@ def mamba2_of(prefix: str) -> Layer:
     return {
         "ssm_in": ("into_state", "width"),
         "ssm_conv1d": DerivedTensor(
-            ("convolved", "kernel"), {f"{prefix}.conv1d.weight": ("convolved", "one", "kernel")}, squeezed
+            ("convolved", "kernel"), {f"{prefix}.conv1d.weight": ("convolved", "one", "kernel")}, squeeze
         ),
         "ssm_conv1d.bias": ("convolved",),
         "ssm_dt.bias": DerivedTensor(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, same),
@@ -193,7 +193,7 @@ def jamba_layer(sizes: Sizes, number: int) -> Layer:
 
 MAMBA1: Layer = {
     **{name: MAMBA.layer[name] for name in ("ssm_in", "ssm_conv1d.bias", "ssm_x", "ssm_dt", "ssm_d", "ssm_out")},  # type: ignore[index]
-    "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mamba.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
+    "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mamba.conv1d.weight": ("inner", "one", "kernel")}, squeeze),
     "ssm_a": DerivedTensor(("inner", "state"), {"mamba.A_log": ("inner", "state")}, decay),
     "ssm_dt_norm": ("rank",),
     "ssm_b_norm": ("state",),
@@ -233,7 +233,7 @@ def lfm2_layer(sizes: Sizes, number: int) -> Layer:
 
 SHORT_CONVOLUTION: Layer = {
     "shortconv.in_proj.weight": ("into_gates", "width"),
-    "shortconv.conv.weight": DerivedTensor(("width", "taps"), {"conv.conv.weight": ("width", "one", "taps")}, squeezed),
+    "shortconv.conv.weight": DerivedTensor(("width", "taps"), {"conv.conv.weight": ("width", "one", "taps")}, squeeze),
     "shortconv.out_proj.weight": ("width", "width"),
 }
 LFM2 = Family(

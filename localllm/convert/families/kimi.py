@@ -83,9 +83,9 @@ def attending(said: Config, layers: int) -> list[bool]:
     return attends
 
 
-def of_attention(name: str, made: Any, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
+def of_attention(name: str, build: Any, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
     """Declare a tensor of the attention; gguf, stored: its shapes."""
-    return DerivedTensor(gguf, {f"self_attn.{name}": stored}, made)
+    return DerivedTensor(gguf, {f"self_attn.{name}": stored}, build)
 
 
 def as_declared(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

@@ -142,10 +142,10 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
 def in_full(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a matrix that is always F32."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return to_float32(sources[0])
 
-    return DerivedTensor(dimensions, {name: dimensions}, made)
+    return DerivedTensor(dimensions, {name: dimensions}, build)
 
 
 HEAD = "model.hc_head.hc_head"

@@ -14,7 +14,9 @@ from localllm.convert.tensors import Shape, TensorSource, as_float32, column, fl
 NORMS = ("attn_norm", "ffn_norm", "output_norm")  # with biases
 
 
-def centered(config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: Any) -> CheckpointFacts:
+def use_layer_norm_epsilon(
+    config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: Any
+) -> CheckpointFacts:
     """Replace the RMS epsilon by that of layer norms, by its name in config.json."""
     return h.plus(
         attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=config.number(name, 1e-5), **more
@@ -52,7 +54,7 @@ def phi2(config: Config) -> CheckpointFacts:
     config.only("qk_layernorm", False)
     config.only("tie_word_embeddings", False)
     h = decoder(config, activations=GELU, whole_heads=False)
-    return centered(config, h, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]))
+    return use_layer_norm_epsilon(config, h, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]))
 
 
 PHI2 = Family(
@@ -72,7 +74,7 @@ def gptneox(config: Config) -> CheckpointFacts:
         num_key_value_heads=None, rope_theta=base, partial_rotary_factor=config.get("rotary_pct")
     )
     h = decoder(said, activations=(*GELU, "gelu"), whole_heads=False)
-    return centered(
+    return use_layer_norm_epsilon(
         config,
         h.plus({"fused_rows": 3 * h.sizes["queries"]}, attention__head_count_kv=None),
         rope__dimension_count=rotary_dims(said, h.sizes["head_dim"]),
@@ -106,7 +108,7 @@ def falcon(config: Config) -> CheckpointFacts:
     h = decoder(with_gelu(config, "activation").plus(**own), activations=(*GELU, "gelu"))
     two_norms = newer and config.get("num_ln_in_parallel_attn", 2) == 2
     rows = h.sizes["queries"] + 2 * h.sizes["keys"]
-    return centered(
+    return use_layer_norm_epsilon(
         config, h.plus({"fused_rows": rows, "two_norms": two_norms}), "layer_norm_epsilon", tensor_data_layout="jploski"
     )
 
@@ -131,7 +133,7 @@ def command_r(config: Config) -> CheckpointFacts:
     config.only("attention_bias", False)
     config.only("tie_word_embeddings", True)
     h = decoder(config)
-    return centered(
+    return use_layer_norm_epsilon(
         config,
         h.plus({"head_norms": int(config.flag("use_qk_norm"))}),
         context_length=config.count("model_max_length", h.metadata["context_length"]),
@@ -178,7 +180,7 @@ def stablelm(config: Config) -> CheckpointFacts:
     h = decoder(config, whole_heads=False)
     parallel = config.flag("use_parallel_residual")
     own = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
-    return centered(
+    return use_layer_norm_epsilon(
         config,
         h.plus(own),
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
@@ -189,11 +191,11 @@ def stablelm(config: Config) -> CheckpointFacts:
 def of_heads(kind: str, heads: int) -> DerivedTensor:
     """Stack norms that are stored per head; kind: q or k in the checkpoint."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return from_array(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
 
     stored = {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(heads)}
-    return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, made)
+    return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, build)
 
 
 def stablelm_layer(sizes: Sizes, number: int) -> Layer:
@@ -245,7 +247,7 @@ def jais2(config: Config) -> CheckpointFacts:
     config.only("attention_bias", True)
     config.only("mlp_bias", True)
     h = decoder(config, activations=("relu2",))
-    return centered(config, h, rope__dimension_count=h.sizes["head_dim"])
+    return use_layer_norm_epsilon(config, h, rope__dimension_count=h.sizes["head_dim"])
 
 
 JAIS2 = Family(
@@ -270,7 +272,7 @@ def bloom(config: Config) -> CheckpointFacts:
     }
     own |= {"num_key_value_heads": heads, "intermediate_size": 4 * width}
     h = decoder(config.plus(**own))
-    return centered(
+    return use_layer_norm_epsilon(
         config,
         h.plus({"fused_rows": 3 * width}, rope__freq_base=None),
         "layer_norm_epsilon",
@@ -312,7 +314,7 @@ def mpt(config: Config) -> CheckpointFacts:
     own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
     h = decoder(config.plus(**own)).plus({"fused_rows": 3 * width}, rope__freq_base=None, attention__head_count_kv=None)
     limit = attention.number("clip_qkv") if attention.get("clip_qkv") else None
-    return centered(
+    return use_layer_norm_epsilon(
         config,
         h,
         "layer_norm_epsilon",

@@ -48,10 +48,10 @@ def experts_of(sizes: Sizes, prefix: str) -> Layer:
         return transpose(sources[0]) if turned else sources[0]
 
     def half(number: int) -> DerivedTensor:
-        def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
             return take_strided(whole(sources, shape, sizes), shape, 2 * shape[-2], number * shape[-2])
 
-        return DerivedTensor(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, made)
+        return DerivedTensor(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, build)
 
     of_down = DerivedTensor(EXPERTS["ffn_down_exps"], {f"{prefix}.down_proj": down}, whole)
     return {**EXPERTS, "ffn_gate_exps": half(0), "ffn_up_exps": half(1), "ffn_down_exps": of_down}

@@ -58,7 +58,7 @@ def decay(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tensor
     return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
-def squeezed(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def squeeze(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return reshape(sources[0], shape)
 
 
@@ -67,7 +67,7 @@ MAMBA = Family(
     {
         "attn_norm": ("width",),
         "ssm_in": ("both_inner", "width"),
-        "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mixer.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
+        "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mixer.conv1d.weight": ("inner", "one", "kernel")}, squeeze),
         "ssm_conv1d.bias": ("inner",),
         "ssm_x": ("rank_and_states", "inner"),
         "ssm_dt": ("inner", "rank"),

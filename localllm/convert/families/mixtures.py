@@ -241,11 +241,11 @@ def dbrx(config: Config) -> CheckpointFacts:
 def of_all(name: str, place: str, turned: bool = False) -> DerivedTensor:
     """Declare matrices of all experts, stored as one."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         whole = (sizes["experts"], sizes["expert_hidden"], sizes["width"])
         return transpose(reshape(sources[0], whole)) if turned else reshape(sources[0], whole)
 
-    return DerivedTensor(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, made)
+    return DerivedTensor(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, build)
 
 
 DBRX = Family(

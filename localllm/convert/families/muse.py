@@ -34,10 +34,10 @@ def muse_glimmer(config: Config) -> CheckpointFacts:
 def with_offset(name: str) -> DerivedTensor:
     """Declare a norm that multiplies by 1 + weight."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return DerivedTensor(("width",), {f"{name}.weight": ("width",)}, made)
+    return DerivedTensor(("width",), {f"{name}.weight": ("width",)}, build)
 
 
 def ones(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

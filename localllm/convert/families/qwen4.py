@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.layers import as_stored
-from localllm.convert.families.mamba import squeezed
+from localllm.convert.families.mamba import squeeze
 from localllm.convert.families.qwen_next import ATTENDING, QWEN35MOE, RULE, mixed, mixture, qwen_next, with_sections
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
@@ -107,20 +107,20 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any
 def offset(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a norm that multiplies by 1 + weight."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, build)
 
 
 def of_index(rows: str, start: str = "") -> DerivedTensor:
     """Take the query rows of an indexer's matrix, or the key rows after them."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return pick_rows(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
 
     stored = {"self_attn.indexer.index_qk_proj.weight": ("queries_and_key", "width")}
-    return DerivedTensor((rows, "width"), stored, made)
+    return DerivedTensor((rows, "width"), stored, build)
 
 
 def streams_of(name: str, stored: str) -> Layer:
@@ -151,7 +151,7 @@ SEQUENCES: Layer = {
     "ple_key": as_stored("ple.key_proj", "joined", "of_hashes"),
     "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
     **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "joined") for kind in ("key", "query", "conv")},
-    "ple_conv1d": DerivedTensor(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeezed),
+    "ple_conv1d": DerivedTensor(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeeze),
 }
 
 
@@ -166,12 +166,12 @@ def whole(sizes: Sizes) -> Layer:
     if not sizes["hashes"]:
         return found
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return reshape(stack(sources), shape)
 
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
-    return {**found, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, made)}
+    return {**found, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
 
 
 QWEN4EXP = replace(

@@ -10,7 +10,7 @@ import numpy as np
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
-from localllm.convert.families.mamba import decay, squeezed
+from localllm.convert.families.mamba import decay, squeeze
 from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 from localllm.convert.rope_scaling import SECTIONS
@@ -118,13 +118,13 @@ def of_rule(
 ) -> DerivedTensor:
     """Declare a tensor of the delta rule; order: numbers of its stored rows; stored: its stored shape if it differs."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
         matrix = sources[0] if len(shape) > 1 else column(sources[0])
         found = pick_rows(matrix, shape, lambda rows: numbers[rows])
         return found if len(shape) > 1 else flat(replace(found, shape=(*shape, 1)))
 
-    return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, made)
+    return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, build)
 
 
 def in_turn(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
@@ -176,7 +176,7 @@ RULE_OF_NEXT: Layer = {
     "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
     "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
     "ssm_ba": ("both_strengths", "width"),
-    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeezed),
+    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeeze),
     "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, same),
     "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
     "ssm_out": ("width", "rule_values"),
@@ -217,10 +217,10 @@ def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, 
 def with_offsets(guessing: Layer) -> Layer:
     """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return {name: replace(its, made=made) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
+    return {name: replace(its, build=build) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
 
 
 IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}

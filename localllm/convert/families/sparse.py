@@ -64,10 +64,10 @@ def minimax_m3(config: Config) -> CheckpointFacts:
 def with_offset(name: str) -> DerivedTensor:
     """Declare an indexer's norm, which multiplies by 1 + weight."""
 
-    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return DerivedTensor(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, made)
+    return DerivedTensor(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, build)
 
 
 OF_BLOCKS: Layer = {
@@ -186,9 +186,9 @@ POOLS: Layer = {
     "indexer_compressor_ape.weight": in_full("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
 }
 STREAMS: Layer = {
-    name: made
+    name: build
     for part in ("attn", "ffn")
-    for name, made in {
+    for name, build in {
         f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "mixes", "joined"),
         f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "mixes"),
         f"hc_{part}_scale.weight": as_it_is(f"hc_{part}_scale", "three"),

@@ -29,7 +29,7 @@ def qwen2vl(c: SeeingConfig) -> ProjectorFacts:
     width = c.vision.count("embed_dim")
     hidden = int(width * c.vision.number("mlp_ratio", 4.0))
     h = sizes_of(c, NAMES, side=SIDE, width=width, hidden=hidden)
-    metadata = shared(c, "qwen2vl_merger")
+    metadata = shared_metadata(c, "qwen2vl_merger")
     norms = {**with_bias("ln1", "norm1", h.width), **with_bias("ln2", "norm2", h.width)}
     network = {
         **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
@@ -48,7 +48,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
     pattern = whole[0] + 1 if isinstance(whole, list) and whole and isinstance(whole[0], int) else 0
     if pattern < 1 or whole != list(range(pattern - 1, h.layers, pattern)):
         raise c.vision.refusal("fullatt_block_indexes: expected every so many layers")
-    metadata = shared(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
+    metadata = shared_metadata(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
     layer = {
         "ln1.weight": Part("norm1.weight", (h.width,)),
         "ln2.weight": Part("norm2.weight", (h.width,)),
@@ -61,7 +61,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
     return ProjectorFacts(h, metadata, parts | in_layers(h.layers, "blocks", layer))
 
 
-def shared(c: SeeingConfig, kind: str) -> dict[str, Any]:
+def shared_metadata(c: SeeingConfig, kind: str) -> dict[str, Any]:
     """Build the metadata of both."""
     c.vision.only("spatial_merge_size", MERGE)
     c.vision.only("temporal_patch_size", FRAMES)

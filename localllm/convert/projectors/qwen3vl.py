@@ -15,7 +15,7 @@ from localllm.convert.projectors.parts import (
     sizes_of,
     with_bias,
 )
-from localllm.convert.projectors.qwen2vl import MERGE, NAMES, frames, shared
+from localllm.convert.projectors.qwen2vl import MERGE, NAMES, frames, shared_metadata
 
 
 def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
@@ -28,7 +28,7 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
     deep, flags = deep_layers(c, h.layers), np.zeros(h.layers, bool)
     flags[deep] = True
     metadata: dict[str, Any] = {
-        **shared(c, "qwen3vl_merger"),
+        **shared_metadata(c, "qwen3vl_merger"),
         "use_gelu": True,
         "vision.spatial_merge_size": MERGE,
         "vision.is_deepstack_layers": flags,

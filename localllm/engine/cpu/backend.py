@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.layer_state import Recurrent, State
-from localllm.engine.cpu.program import Program, compiled
+from localllm.engine.cpu.program import Program, compile_program
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
@@ -35,14 +35,14 @@ class CpuBackend:
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
-        program = compiled(operations, places, options.thread_count, options.progress)
+        program = compile_program(operations, places, options.thread_count, options.progress)
         self.store, self.places, self.place_bytes = self.room.store, self.room.places, self.room.place_bytes
         self._run, self.warning, self._programs = program.run, program.warning, [program]
         self._rows, self._places, self._options = rows, places, options
         self._row_programs: dict[bool, RowProgram] = {}
         if encoding:
             places = StepPlaces(self._cache, layout, Header(max(BATCH, context)))
-            encoder = compiled(encoding, places, options.thread_count, options.progress)
+            encoder = compile_program(encoding, places, options.thread_count, options.progress)
             self._programs.append(encoder)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
@@ -65,14 +65,14 @@ class CpuBackend:
 
     def become(self, operations: list[Operation]) -> None:
         """Replace the operations, keeping the cache. Raises LocalllmError."""
-        program = compiled(operations, self._places, self._options.thread_count, self._options.progress)
+        program = compile_program(operations, self._places, self._options.thread_count, self._options.progress)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
     def beside(self, operations: list[Operation]) -> Program:
         """Compile another program, which is closed with this. Raises LocalllmError."""
         places = self._places._replace(header=Header())
-        self._programs.append(compiled(operations, places, self._options.thread_count, self._options.progress))
+        self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
 
     def prepare_all(self) -> None:

@@ -42,7 +42,7 @@ class Program:
         """
         logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
         self._header.fill(spans, precise, logits)
-        return self._computed(logits)
+        return self._compute(logits)
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
         """Read whole texts; returns a row for each: float32 [texts, width].
@@ -51,7 +51,7 @@ class Program:
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
         self._header.fill_texts(texts, pages, rows, precise)
-        return self._computed(rows)
+        return self._compute(rows)
 
     def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
@@ -63,9 +63,9 @@ class Program:
         self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
         if windows is not None:
             self._header.fill_windows(windows)
-        return self._computed(rows)
+        return self._compute(rows)
 
-    def _computed(self, logits: np.ndarray) -> np.ndarray:
+    def _compute(self, logits: np.ndarray) -> np.ndarray:
         """Run the tape once, which writes the logits."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         self._loader.prepare(tokens, wanted, most_precise)
@@ -85,7 +85,7 @@ class Program:
         self._loader.library.close()
 
 
-def compiled(
+def compile_program(
     operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
     given: Crossing | None = None, keeps: bool = True, passes: bool = False,
 ) -> Program:  # fmt: skip

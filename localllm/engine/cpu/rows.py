@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localllm.engine.cpu.program import compiled
+from localllm.engine.cpu.program import compile_program
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Header, Span
@@ -16,7 +16,7 @@ class RowProgram:
         """Compile the program; places: the model's, without its header. Raises ModelError, LocalllmError."""
         self._said = said
         places = places._replace(header=Header())
-        self._program = compiled(said.operations, places, options.thread_count, options.progress)
+        self._program = compile_program(said.operations, places, options.thread_count, options.progress)
 
     def run(self, span: Span, precise: bool) -> np.ndarray:
         """Run one span, an image's; see Backend.run."""

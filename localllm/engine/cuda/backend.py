@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.layer_state import Recurrent, State
-from localllm.engine.cpu.program import Program, compiled
+from localllm.engine.cpu.program import Program, compile_program
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
@@ -20,7 +20,7 @@ from localllm.engine.operations.operation import Crossing, Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.rope_shift import RopeShift
-from localllm.engine.trace.split import split
+from localllm.engine.trace.split import split_at_layer
 from localllm.errors import UnsupportedError
 
 
@@ -49,11 +49,11 @@ class CudaBackend:
                 raise UnsupportedError(
                     "a model with recurrent layers cannot be split between GPU and CPU: use -ngl all or -ngl 0"
                 )
-            halves = split(operations, on_cpu)
-            taken = {x: pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
+            halves = split_at_layer(operations, on_cpu)
+            taken = {x: allocate_pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
             first = KVCache([state for state in kept if state.layer < on_cpu], context, kv_type, cache.sequences)
             both, places = JointCache(first, cache), StepPlaces(first, None, Header())
-            self._front = compiled(halves.before, places, options.thread_count, options.progress, taken)
+            self._front = compile_program(halves.before, places, options.thread_count, options.progress, taken)
             operations, self.warning = halves.behind, self._front.warning
         room = CachePool(both, layout)
         self.store, self.places, self.place_bytes = room.store, room.places, room.place_bytes
@@ -92,6 +92,6 @@ class CudaBackend:
         self._card.close()
 
 
-def pinned_rows(card: Card, size: int) -> np.ndarray:
+def allocate_pinned_rows(card: Card, size: int) -> np.ndarray:
     """Allocate pinned host memory for an activation, float32 [BATCH, size / 4]."""
-    return card.pinned(BATCH * size).view(np.float32).reshape(BATCH, -1)
+    return card.allocate_pinned(BATCH * size).view(np.float32).reshape(BATCH, -1)

@@ -35,7 +35,7 @@ class CudaCache(KVCache):
         has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
         super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
 
-    def _reserved(self, size: int) -> CardMemory:  # type: ignore[override]  # has an address, and no bytes
+    def _reserve(self, size: int) -> CardMemory:  # type: ignore[override]  # has an address, and no bytes
         return CardMemory(self._card, size)
 
     def copy(self, source: int, target: int, tokens: int) -> None:

@@ -75,7 +75,7 @@ class Card(Protocol):
         """Queue memory to be freed before the next allocation. Calls no driver: finalizers may call it anywhere."""
         ...
 
-    def pinned(self, size: int) -> np.ndarray:
+    def allocate_pinned(self, size: int) -> np.ndarray:
         """Allocate pinned host memory, which the GPU accesses at the same address, uint8 [size].
 
         Raises MemoryLimitError.

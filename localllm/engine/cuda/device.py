@@ -37,8 +37,8 @@ def open_card(number: int) -> "CudaCard":
     except ImportError as error:
         raise NoCardError(f"no {error.name}: pip install 'localllm[cuda]'") from None
     try:
-        checked(driver, driver.cuInit(0))
-        count = checked(driver, driver.cuDeviceGetCount())
+        check_call(driver, driver.cuInit(0))
+        count = check_call(driver, driver.cuDeviceGetCount())
         if number >= count:
             raise NoCardError(f"GPU {number} does not exist; found {count}")
         device = Device(number)
@@ -55,7 +55,7 @@ def open_card(number: int) -> "CudaCard":
         raise NoCardError(f"GPU {number} cannot be used: {one_line(error)}") from None
 
 
-def checked(driver: Any, result: tuple[Any, ...]) -> Any:
+def check_call(driver: Any, result: tuple[Any, ...]) -> Any:
     """Return a driver call's results without its status. Raises LocalllmError, or MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -111,7 +111,7 @@ class CudaCard:
         self._kernels: dict[str, Any] = {}
         self._allocated, self._pinned, self._released = set[int](), list[int](), deque[int]()
         self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
-        self._staging = [self.pinned(CHUNK) for _ in range(2)]
+        self._staging = [self.allocate_pinned(CHUNK) for _ in range(2)]
         self._one, self._zero = (np.array([value], np.float32) for value in (1, 0))
 
     def use(self) -> None:
@@ -122,7 +122,7 @@ class CudaCard:
     def allocate(self, size: int) -> int:
         self._free_released()
         self.use()
-        address = int(checked(self._driver, self._driver.cuMemAlloc(max(size, 1))))
+        address = int(check_call(self._driver, self._driver.cuMemAlloc(max(size, 1))))
         self._allocated.add(address)
         return address
 
@@ -131,7 +131,7 @@ class CudaCard:
             return
         self._allocated.discard(address)
         self.use()
-        checked(self._driver, self._driver.cuMemFree(address))
+        check_call(self._driver, self._driver.cuMemFree(address))
 
     def release(self, address: int) -> None:
         self._released.append(address)
@@ -140,9 +140,9 @@ class CudaCard:
         while self._released:
             self.free(self._released.popleft())
 
-    def pinned(self, size: int) -> np.ndarray:
+    def allocate_pinned(self, size: int) -> np.ndarray:
         self.use()
-        address = int(checked(self._driver, self._driver.cuMemHostAlloc(max(size, 1), 0)))
+        address = int(check_call(self._driver, self._driver.cuMemHostAlloc(max(size, 1), 0)))
         self._pinned.append(address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
@@ -150,19 +150,19 @@ class CudaCard:
         self.use()
         # Not cuMemcpyHtoD, which may return before the bytes have arrived: streams do not wait for it.
         handle = self._stream.handle
-        checked(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
+        check_call(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
         self.synchronize()
 
     def download(self, address: int, size: int) -> np.ndarray:
         self.use()
         self.synchronize()
         data = np.empty(size, np.uint8)
-        checked(self._driver, self._driver.cuMemcpyDtoH(data.ctypes.data, address, size))
+        check_call(self._driver, self._driver.cuMemcpyDtoH(data.ctypes.data, address, size))
         return data
 
     def copy(self, target: int, source: int, size: int) -> None:
         self.use()
-        checked(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
+        check_call(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
 
     @report_failures()
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
@@ -181,7 +181,7 @@ class CudaCard:
             target = room[turn] if to_do else place
             source = self._staging[turn].ctypes.data
             handle = self._copies.handle
-            checked(self._driver, self._driver.cuMemcpyHtoDAsync(target, source, chunk.nbytes, handle))
+            check_call(self._driver, self._driver.cuMemcpyHtoDAsync(target, source, chunk.nbytes, handle))
             place += chunk.nbytes
             self._stream.wait(self._copies)
             if to_do:
@@ -194,7 +194,7 @@ class CudaCard:
     def free_bytes(self) -> int:
         self._free_released()
         status, free, _ = self._driver.cuMemGetInfo()
-        checked(self._driver, (status,))
+        check_call(self._driver, (status,))
         return int(free)
 
     # ---- work ----

@@ -58,7 +58,7 @@ def kernels_of(steps: Sequence[Step]) -> set[str]:
 
 def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
     """Convert a step to GPU work; place: returns an array's GPU address; memory: address of the buffers."""
-    values = {name: encoded(value, place, memory) for name, value in step.arguments.items()}
+    values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
         return LibraryProduct(**values | {"kind": step.arguments["kind"], "adds": step.arguments["adds"]})
     names = parameters(step.kernel)
@@ -68,10 +68,10 @@ def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
     return Launch(step.kernel, how, tuple(values[name] for name in names))
 
 
-def encoded(value: Any, place: Callable[[Any], int], memory: int) -> int:
+def encode_argument(value: Any, place: Callable[[Any], int], memory: int) -> int:
     """Encode an argument as an int64: a number, the bits of a float32, or an address."""
     if isinstance(value, BufferSlice):
-        return encoded(value.buffer, place, memory) + value.offset
+        return encode_argument(value.buffer, place, memory) + value.offset
     if isinstance(value, Buffer):
         return memory + value.address if value.rows else 0
     if isinstance(value, np.ndarray):

@@ -118,14 +118,14 @@ def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: 
         if kind == "F16":
             matrix = Factor(target.matrix(weight), CardWeights.row_bytes(weight) // 2)
         else:
-            matrix = Factor(unpacked(steps, weight, target, first, count), columns)
+            matrix = Factor(append_unpacking(steps, weight, target, first, count), columns)
         target_rows = BufferSlice(y, 4 * first)
         multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
     arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
     steps.row_step("rescale", x.rows, arguments, [y, scales], [y])
 
 
-def unpacked(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
+def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
     """Append the unpacking of some rows of a matrix to float16."""
     columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
     y = Buffer(count, 2 * columns)

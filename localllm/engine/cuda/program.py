@@ -37,7 +37,7 @@ class PinnedHeader(Header):
         """Allocate; table_words: most numbers of a page table."""
         sequences = min(tokens, MOST_SEQUENCES)
         size = words_of_header(tokens) + sequences * table_words
-        self.words, self._used = card.pinned(8 * size).view(np.int64), 0
+        self.words, self._used = card.allocate_pinned(8 * size).view(np.int64), 0
         self.words[:] = 0
         super().__init__(tokens, self._zeros)
         self._tables = self._zeros((sequences, table_words))
@@ -121,7 +121,7 @@ class SizedProgram:
         assign_stages(steps)
         self._keep, memory = steps, model.arena.address(offsets(steps))
         self.header.base = card.allocate(self.header.words.nbytes)
-        self._flaws = card.pinned(8).view(np.int64)
+        self._flaws = card.allocate_pinned(8).view(np.int64)
         card.prepare(kernels_of(steps) | {"fetch"}, progress)
         fetch = {"source": self.header.words.ctypes.data, "target": self.header.base, "words": len(self.header.words)}
         first = Launch("fetch", grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
@@ -186,7 +186,7 @@ class CudaProgram:
         self._card.use()
         if wanted > len(self._logits):
             size = 4 * program_size(wanted) * self._vocab_size
-            self._logits = self._card.pinned(size).view(np.float32).reshape(-1, self._vocab_size)
+            self._logits = self._card.allocate_pinned(size).view(np.float32).reshape(-1, self._vocab_size)
         logits = self._logits[:wanted]
         self._program(program_size(tokens), program_size(max(wanted, 1))).run(lambda header: fill(header, logits))
         return logits.copy()

@@ -104,11 +104,11 @@ def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
     for first in range(0, len(rows), step):
         some = rows[first : first + step]
         if kind != tensor.format.name:
-            some = converted(replace(tensor, data=some, shape=(len(some), columns)), kind)
+            some = convert_weights(replace(tensor, data=some, shape=(len(some), columns)), kind)
         yield np.ascontiguousarray(some).reshape(-1).view(np.uint8)
 
 
-def converted(tensor: Tensor, kind: str) -> np.ndarray:
+def convert_weights(tensor: Tensor, kind: str) -> np.ndarray:
     """Convert weights of a format without GPU kernels to Q8_0 or float16."""
     from localllm.kernels.reference import dequantize  # rarely needed
     from localllm.quant.encode import encode

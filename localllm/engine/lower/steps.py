@@ -11,7 +11,7 @@ import numpy as np
 from localllm.arch.layer_state import Latent, Paged, State
 from localllm.arch.routing import Routing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.tape import Buffer, Step, padded, row_bytes
+from localllm.engine.lower.tape import Buffer, Step, pad_columns, row_bytes
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.activation import ALL, WANTED, Activation, Node, Routed, Rows
@@ -197,8 +197,8 @@ def shape(x: Activation, y: Buffer) -> dict[str, Any]:
 
 
 def vector_of(numbers: np.ndarray) -> np.ndarray:
-    """Pad a vector for kernels, see `padded`."""
-    return padded(numbers)
+    """Pad a vector for kernels, see `pad_columns`."""
+    return pad_columns(numbers)
 
 
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:

@@ -187,7 +187,7 @@ def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
 
 
-def padded(numbers: np.ndarray) -> np.ndarray:
+def pad_columns(numbers: np.ndarray) -> np.ndarray:
     """Pad the last dimension with zeros to a multiple of 16, as kernels read vectors."""
     columns = numbers.shape[-1]
     return np.pad(np.ascontiguousarray(numbers), [(0, 0)] * (numbers.ndim - 1) + [(0, -columns % 16)])

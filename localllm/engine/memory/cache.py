@@ -84,18 +84,18 @@ class KVCache:
         for number in numbers:
             self.sequences = (number,)
             self.pages = number * -(-context // PAGE) | 1  # odd: streams do not share the same cache sets
-            self._layers, size = self._arranged(states)
+            self._layers, size = self._arrange(states)
             is_least = number == numbers[-1]
             if size > address_room() // 2 and not is_least:  # other memory is needed too
                 continue
             try:
-                self._memory = self._reserved(max(size, 1))
+                self._memory = self._reserve(max(size, 1))
                 break
             except MemoryLimitError:
                 if is_least:
                     raise
 
-    def _reserved(self, size: int) -> Reserved:
+    def _reserve(self, size: int) -> Reserved:
         """Reserve memory. Raises MemoryLimitError."""
         return Reserved(size, whole=False)
 
@@ -105,7 +105,7 @@ class KVCache:
             for start, end in self._pieces_of(pages):
                 self._memory.use(start, end)
 
-    def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
+    def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         """Lay out the keys and values of each state; returns them and the total size."""
         layers: dict[State, tuple[Streams, Streams]] = {}
         end = 0

@@ -30,7 +30,7 @@ def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], k
     """Compute the key, 32 bytes; state: of the model's files when they were opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
-    key.update(repr((code, kv_type, state, described(operations))).encode())
+    key.update(repr((code, kv_type, state, describe_operations(operations))).encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         key.update(source.read_bytes())
     for name, tensor in file.tensors.items():
@@ -51,7 +51,7 @@ def sample(data: np.ndarray) -> bytes:
     return b"".join(data[start : start + SAMPLE].tobytes() for start in starts)
 
 
-def described(operations: Sequence[Operation]) -> list[Any]:
+def describe_operations(operations: Sequence[Operation]) -> list[Any]:
     """Describe operations in plain values, inputs by number."""
     numbers: dict[Activation, int] = {}
     lines = []

@@ -19,13 +19,13 @@ class RunCache(KVCache):
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
-    def _reserved(self, size: int) -> Reserved:
+    def _reserve(self, size: int) -> Reserved:
         """Reserve memory any of which may be touched: runs do not announce their pages."""
         return Reserved(size)
 
-    def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
+    def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         if not self._is_shared:
-            return super()._arranged(states)
-        found = [super(RunCache, self)._arranged([state]) for state in states]
+            return super()._arrange(states)
+        found = [super(RunCache, self)._arrange([state]) for state in states]
         layers = {layer: sides for of_one, _ in found for layer, sides in of_one.items()}
         return layers, max(size for _, size in found)

@@ -12,7 +12,7 @@ from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
-from localllm.engine.operations.key_selection import unpacked
+from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError
@@ -73,7 +73,7 @@ class Attend(StateOperation):
         arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
         arguments["slopes"] = np.array(self.slopes, np.float32) if self.slopes else 0
         arguments |= {
-            "biases": 0 if self.biases is None else padded_biases(self.biases),
+            "biases": 0 if self.biases is None else pad_biases(self.biases),
             "reach": reach_of(self.biases),
         }
         arguments["sinks"] = 0 if self.sinks is None else self.sinks
@@ -107,7 +107,7 @@ def reach_of(biases: np.ndarray | None) -> int:
     return 0 if biases is None else biases.shape[1] // 2
 
 
-def padded_biases(biases: np.ndarray) -> np.ndarray:
+def pad_biases(biases: np.ndarray) -> np.ndarray:
     """Repeat the first and the last one 16 times, so that any 16 numbers in a row can be read."""
     return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
 
@@ -158,15 +158,15 @@ class AttentionReference(Computing, RowwiseVerbs):
             values = others[0] if others else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
             s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
-            s, sees = self._masked(self._biased(s, rows, state, scores), span, rows, state, scores)
-            weights, logs = normalized(s, sees, state, scores)
+            s, sees = self._mask(self._add_bias(s, rows, state, scores), span, rows, state, scores)
+            weights, logs = normalize_scores(s, sees, state, scores)
             made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
             results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
             if scores.logs:
                 results[-1] = np.hstack((results[-1], logs.reshape(len(span.ids), -1)))
         return np.concatenate(results).astype(np.float32)
 
-    def _biased(self, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
+    def _add_bias(self, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
         """Scale products, and add what depends on distances."""
         s *= np.float32(scores.scale)
         s = self.softcap(s, scores.softcap) if scores.softcap else s
@@ -180,7 +180,7 @@ class AttentionReference(Computing, RowwiseVerbs):
             s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
         return s
 
-    def _masked(
+    def _mask(
         self, s: Array, span: Any, rows: slice, state: Paged | Latent, scores: Scores
     ) -> tuple[Array, Array | np.bool]:
         """Hide the keys that tokens do not see; and whether they see any, where keys were chosen."""
@@ -197,7 +197,7 @@ class AttentionReference(Computing, RowwiseVerbs):
         sees: Array | np.bool = np.True_
         hidden = hidden[:, None, None]
         if scores.chosen is not None:  # of all heads alike, or of each group of them
-            bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), keys)
+            bits = unpack_bits(scores.chosen[rows].reshape(-1, -(-self._context // 32)), keys)
             bits = bits.reshape(len(span.ids), -1, 1, keys)
             hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
         np.copyto(s, -np.inf, where=hidden)
@@ -208,7 +208,7 @@ class AttentionReference(Computing, RowwiseVerbs):
             span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
 
 
-def normalized(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
+def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
     """Make weights of scores, and the logarithms of what they were divided by."""
     nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), nothing)

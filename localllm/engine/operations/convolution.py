@@ -69,20 +69,20 @@ class ConvolutionVerbs(Recording):
         taps = np.zeros((columns, before + 1), np.float32)
         taps[:, ::dilation] = self._numbers(weight, (columns, before // dilation + 1))
         bias = self._vector(weight.bias, columns) if weight.bias else None
-        return self._convolved(x, state, number, taps, bias, silu)
+        return self._convolve(x, state, number, taps, bias, silu)
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Record a convolution with two taps, of which the last counts nothing."""
         require_columns("x", x, state.shapes[number][1])
-        return self._convolved(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
+        return self._convolve(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Record a convolution with equal taps."""
         before, columns = state.shapes[number]
         require_columns("x", x, columns)
-        return self._convolved(x, state, number, np.full((columns, before + 1), 1 / (before + 1), np.float32))
+        return self._convolve(x, state, number, np.full((columns, before + 1), 1 / (before + 1), np.float32))
 
-    def _convolved(
+    def _convolve(
         self, x: Activation, state: Recurrent, number: int, taps: np.ndarray, bias: np.ndarray | None = None,
         silu: bool = False,
     ) -> Activation:  # fmt: skip
@@ -94,7 +94,7 @@ class ConvolutionVerbs(Recording):
     ) -> Activation:
         before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
-        numbers = self._dequantized(places, ((before + 1) // stretches, columns // 2))
+        numbers = self._dequantize(places, ((before + 1) // stretches, columns // 2))
         made = columns // (2 * stretches)
         of_taps = numbers.reshape(-1, stretches, made).swapaxes(0, 1).reshape(before + 1, made)
         return self._add(GatedMean((x,), Activation(x.rows, made), state, number, of_taps, stretches))

@@ -247,13 +247,13 @@ class ElementwiseReference(Computing, RowwiseVerbs):
 
     def rms_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
         groups = in_groups(x, group)
-        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         return y.astype(np.float32).reshape(x.shape)
 
     def layer_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
         groups = in_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
-        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
         return y.astype(np.float32)
 
@@ -301,13 +301,13 @@ def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
     return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
 
 
-def divided(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
+def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Divide by the roots of the squares."""
     with np.errstate(invalid="ignore"):
         return groups / np.sqrt(squares)
 
 
-def weighted(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
+def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
     """Multiply groups [tokens, groups, columns] with the numbers of a row, or those of a group, or nothing."""
     if weight is None:
         return groups

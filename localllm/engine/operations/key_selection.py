@@ -121,7 +121,7 @@ class KeySelectionReference(Computing):
         def of_blocks(scores: Array) -> Array:
             return scores[:, block - 1 :: block]
 
-        return self._selected(q, k, index, scores, of_blocks, Selection(count, block))
+        return self._select(q, k, index, scores, of_blocks, Selection(count, block))
 
     def select_key_blocks(self, q: Array, k: Array, index: Latent, count: int, block: int, local: int) -> Array:
         def scores(q: Array, keys: Array, rows: slice) -> Array:
@@ -133,9 +133,9 @@ class KeySelectionReference(Computing):
             return padded.reshape(len(scores), -1, block).max(axis=2)
 
         selection = Selection(count, block, q.shape[1] // index.key_dim, local)
-        return self._selected(q, k, index, scores, of_blocks, selection)
+        return self._select(q, k, index, scores, of_blocks, selection)
 
-    def _selected(
+    def _select(
         self, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
         selection: Selection,
     ) -> Array:  # fmt: skip
@@ -161,6 +161,6 @@ class KeySelectionReference(Computing):
         return np.packbits(selected.reshape(len(q), -1), axis=1, bitorder="little").view(np.uint32)
 
 
-def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
     """Return the first bits of rows of numbers, bool [rows, count]."""
     return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)

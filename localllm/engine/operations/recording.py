@@ -70,7 +70,7 @@ class Recording:
             raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
         return weight.flat().vector().reshape(shape)
 
-    def _dequantized(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
+    def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return the numbers of a matrix, which files may have in any format; it is used now."""
         if weight.tensor.format.block == 1:
             return self._numbers(weight, shape)

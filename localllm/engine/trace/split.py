@@ -18,7 +18,7 @@ class Halves(NamedTuple):
     crossing: list[Activation]
 
 
-def split(operations: list[Operation], layer: int) -> Halves:
+def split_at_layer(operations: list[Operation], layer: int) -> Halves:
     """Cut in front of a layer, where least has to cross. Raises UnsupportedError if layers are entangled there."""
     layers = [layer_of(operation) for operation in operations]
     first = next((i for i, found in enumerate(layers) if found is not None and found >= layer), len(operations))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.json_pointers import resolved
+from localllm.generation.constraints.json_pointers import resolve_pointer
 
 Schema = Mapping[str, Any]
 _SAYS = ("additionalProperties", "unevaluatedProperties")
@@ -17,7 +17,7 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
 
 
-def closed(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """Close the objects of a schema to properties that it does not list, through its references too."""
     try:
         return _Closing(schema).schema(schema) if isinstance(schema, Mapping) else schema
@@ -44,7 +44,7 @@ class _Closing:
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
         is_joined, base, every = self._is_joined(schema, parts), others, others
         if isinstance(there := schema.get("$ref"), str) and (others or is_joined) and there not in path:
-            return self.schema(self._inlined(schema), others, (*path, there))
+            return self.schema(self._inline(schema), others, (*path, there))
         if is_joined:
             base |= self._names(schema, ("allOf",))
             every = base | self._names(schema, ("allOf", *_PARTS))
@@ -62,7 +62,7 @@ class _Closing:
         if any(word in schema for word in _SAYS):
             return
         named = dict(schema.get("properties") or {})
-        for name in [*_listed(schema.get("required")), *sorted(others)]:
+        for name in [*_as_list(schema.get("required")), *sorted(others)]:
             if isinstance(name, str):
                 named.setdefault(name, {})
         least = schema.get("minProperties")
@@ -87,16 +87,16 @@ class _Closing:
             return {name: self.schema(part, path=path) for name, part in value.items()}
         return self.schema(value, path=path) if word in _INNER else value
 
-    def _inlined(self, schema: Schema) -> dict[str, Any]:
+    def _inline(self, schema: Schema) -> dict[str, Any]:
         """Inline what a schema's reference leads to, if that describes the same object."""
         self._count += 1
         if self._count > MOST_JOINED:
             raise UsageError(f"the schema cannot be used: it joins more than {MOST_JOINED} references with others")
         rest = {word: value for word, value in schema.items() if word != "$ref"}
-        there = resolved(schema["$ref"], self._root)
+        there = resolve_pointer(schema["$ref"], self._root)
         if not isinstance(there, Mapping):
-            return {**rest, "allOf": [*_listed(rest.get("allOf")), {"$ref": schema["$ref"]}]} if rest else dict(schema)
-        return {**rest, "allOf": [*_listed(rest.get("allOf")), dict(there)]} if rest else dict(there)
+            return {**rest, "allOf": [*_as_list(rest.get("allOf")), {"$ref": schema["$ref"]}]} if rest else dict(schema)
+        return {**rest, "allOf": [*_as_list(rest.get("allOf")), dict(there)]} if rest else dict(there)
 
     def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
         """Collect the property names of a schema and of its parts."""
@@ -114,10 +114,10 @@ class _Closing:
             one = waiting.pop()
             if isinstance(one, Mapping) and id(one) not in found:
                 found[id(one)] = one
-                waiting.append(resolved(one.get("$ref"), self._root))
-                waiting += [part for word in words for part in _listed(one.get(word))]
+                waiting.append(resolve_pointer(one.get("$ref"), self._root))
+                waiting += [part for word in words for part in _as_list(one.get(word))]
         return [*found.values()]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

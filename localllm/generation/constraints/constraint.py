@@ -247,7 +247,7 @@ class Matcher:
         twin._matcher = self._matcher.deep_copy()
         return twin
 
-    def allowed(self) -> np.ndarray:
+    def allowed_mask(self) -> np.ndarray:
         """Compute the mask of the next tokens, bool [vocab]; it has the end tokens if the answer may end here.
 
         Raises ConstraintError if that exceeds llguidance's limits.
@@ -270,7 +270,7 @@ class Matcher:
         """Tell whether a grammar itself names one of these tokens of the vocabulary."""
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
 
-    def unfinished(self, thinking: Thinking) -> np.ndarray:
+    def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         """Compute the mask of a thought before the answer, bool [vocab]: all tokens but those that end everything.
 
         Where a mark is not a token of its own, tokens are left out that could have its end and something else.
@@ -289,7 +289,7 @@ class Matcher:
         """Whether nothing more can come."""
         return self._matcher.is_stopped()
 
-    def expected(self) -> list[int]:
+    def expected_tokens(self) -> list[int]:
         """Tokens of a text that must come next, as it is usually written; others may write the same text."""
         return self._matcher.compute_ff_tokens()
 

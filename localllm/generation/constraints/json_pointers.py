@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import unquote
 
 
-def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve_pointer(reference: Any, root: Mapping[str, Any]) -> Any:
     """Resolve a reference within a schema; None if it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -19,10 +19,10 @@ def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
     return place
 
 
-def followed(schema: Any, root: Mapping[str, Any]) -> Any:
+def follow_references(schema: Any, root: Mapping[str, Any]) -> Any:
     """Follow references to their end; None if they form a cycle."""
     for _ in range(20):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema
-        schema = resolved(schema["$ref"], root)
+        schema = resolve_pointer(schema["$ref"], root)
     return None

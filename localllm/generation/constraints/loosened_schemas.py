@@ -10,7 +10,7 @@ SHARED = ("$defs", "definitions")
 PLAIN = ("type", "properties", "required", "additionalProperties", "description", *SHARED)
 
 
-def loosened(schema: Schema, prepare: Callable[[Schema], dict[str, Any]]) -> dict[str, Any]:
+def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of an object as `prepare` makes it, with as much of it as a grammar can enforce.
 
     prepare: makes a schema ready; raises UsageError for one that cannot be used.

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.closed_schemas import closed
-from localllm.generation.constraints.json_pointers import resolved
-from localllm.generation.constraints.written_schemas import written
+from localllm.generation.constraints.closed_schemas import close_objects
+from localllm.generation.constraints.json_pointers import resolve_pointer
+from localllm.generation.constraints.written_schemas import rewrite_schema
 
 Schema = dict[str, Any]
 
@@ -28,8 +28,8 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
     other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
     minimum is excluded; a list of items is draft 7's, which only its $schema tells.
     """
-    schema = written(schema)
-    schema = schema if is_open else closed(schema)
+    schema = rewrite_schema(schema)
+    schema = schema if is_open else close_objects(schema)
     parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
     if not is_old and any(isinstance(part.get("items"), list) for part in parts):
@@ -65,10 +65,10 @@ def _exact(schema: Any, merges: bool) -> Any:
             changed[word] = {name: _exact(part, merges) for name, part in value.items()}
         else:
             changed[word] = value if word in _VALUES else _exact(value, merges)
-    return _bounded(changed, merges)
+    return _make_inclusive(changed, merges)
 
 
-def _bounded(schema: Schema, merges: bool) -> Schema:
+def _make_inclusive(schema: Schema, merges: bool) -> Schema:
     """Make exclusive bounds inclusive, as `exact` describes."""
     for exclusive, inclusive, _ in _BOUNDS:
         is_excluded = schema.get(exclusive)
@@ -116,5 +116,5 @@ def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]
             continue
         found[id(one)] = one
         parts = [part for word in ("allOf", "oneOf", "anyOf") for part in reversed(one.get(word) or ())]
-        waiting += [*parts, resolved(one.get("$ref"), root)]
+        waiting += [*parts, resolve_pointer(one.get("$ref"), root)]
     return [*found.values()]

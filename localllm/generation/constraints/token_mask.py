@@ -81,9 +81,9 @@ class AnswerState:
 
     def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:
         """Choose the next token from logits float32 [vocab] or longer. Raises as Sampler.sample."""
-        return sampler.sample(logits, self.allowed(sampler.vocab))
+        return sampler.sample(logits, self.allowed_mask(sampler.vocab))
 
-    def allowed(self, vocab: int) -> np.ndarray | None:
+    def allowed_mask(self, vocab: int) -> np.ndarray | None:
         """Compute the mask of the next tokens, bool [vocab]; None: all. Raises ConstraintError."""
         if self._forced:
             return _only(self._forced[:1], vocab)
@@ -91,17 +91,17 @@ class AnswerState:
         if matcher is None:
             return None
         if self._is_whole:
-            return matcher.allowed()[:vocab]
+            return matcher.allowed_mask()[:vocab]
         if transcript.kind == ANSWER:
-            allowed = matcher.allowed()
+            allowed = matcher.allowed_mask()
             if self.transcript.reader is None:  # a call's grammar has its marks itself
                 allowed[list(self._thinking.shown)] = False
         elif not transcript.is_between:
-            allowed = matcher.unfinished(self._thinking)
+            allowed = matcher.unfinished_mask(self._thinking)
         elif self._has_heads:
             allowed = _only(self._thinking.starts, vocab)
         else:
-            allowed = matcher.allowed()
+            allowed = matcher.allowed_mask()
             allowed[list(self._thinking.starts)] = True
         return allowed[:vocab]
 
@@ -139,11 +139,11 @@ class AnswerState:
             return []
         return self.transcript.give_up_call()
 
-    def expected(self) -> Sequence[int]:
+    def expected_tokens(self) -> Sequence[int]:
         """Tokens that will come next for certain, or nearly so."""
         if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
             return self._forced
-        return self._matcher.expected()
+        return self._matcher.expected_tokens()
 
     def _limit_thoughts(self) -> None:
         """Close a thought that has used up the budget."""
@@ -164,7 +164,7 @@ class ForcedTokensProposer:
         """Ignore the tokens: the mask already knows them."""
 
     def propose(self) -> Iterator[Guess]:
-        return (Guess(token, SURE) for token in self._guide.expected())
+        return (Guess(token, SURE) for token in self._guide.expected_tokens())
 
 
 def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:

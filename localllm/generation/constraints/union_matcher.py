@@ -14,12 +14,12 @@ class TokenMatcher(Protocol):
     """The part of a matcher that AnswerState uses."""
 
     def copy(self) -> "TokenMatcher": ...
-    def allowed(self) -> np.ndarray: ...
+    def allowed_mask(self) -> np.ndarray: ...
     def accept(self, token: int) -> None: ...
-    def unfinished(self, thinking: "Thinking") -> np.ndarray: ...
+    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray: ...
     @property
     def is_complete(self) -> bool: ...
-    def expected(self) -> list[int]: ...
+    def expected_tokens(self) -> list[int]: ...
 
 
 class UnionMatcher:
@@ -45,29 +45,29 @@ class UnionMatcher:
         twin.form, twin.calls = self.form and self.form.copy(), self.calls and self.calls.copy()
         return twin
 
-    def allowed(self) -> np.ndarray:
+    def allowed_mask(self) -> np.ndarray:
         """Compute the mask of tokens that either matcher allows, bool [vocab]. Raises ConstraintError."""
         first, *others = self._both
-        return first.allowed() | others[0].allowed() if others else first.allowed()
+        return first.allowed_mask() | others[0].allowed_mask() if others else first.allowed_mask()
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""
         if self.form and self.calls:
             self.form, self.calls = (
-                matcher if matcher.allowed()[token] else None for matcher in (self.form, self.calls)
+                matcher if matcher.allowed_mask()[token] else None for matcher in (self.form, self.calls)
             )
         for matcher in self._both:
             matcher.accept(token)
 
-    def unfinished(self, thinking: "Thinking") -> np.ndarray:
+    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
         """Compute the mask of a thought, as Matcher does."""
-        return self._first.unfinished(thinking)
+        return self._first.unfinished_mask(thinking)
 
     @property
     def is_complete(self) -> bool:
         return all(matcher.is_complete for matcher in self._both)
 
-    def expected(self) -> list[int]:
+    def expected_tokens(self) -> list[int]:
         """Nothing as long as it may be both."""
         first, *others = self._both
-        return [] if others else first.expected()
+        return [] if others else first.expected_tokens()

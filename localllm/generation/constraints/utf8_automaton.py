@@ -22,16 +22,16 @@ class Utf8Automata:
         steps: dict[int, int] = {}
         merged = _normalize(ranges)
         for more, (low, high, lead) in enumerate(_LENGTHS):
-            inside = _cut(merged, low, high)
-            steps |= self._split(inside, more, lead)
+            inside = _intersect(merged, low, high)
+            steps |= self._split_range(inside, more, lead)
         return self._add(steps)
 
-    def _split(self, ranges: Ranges, more: int, lead: int) -> dict[int, int]:
+    def _split_range(self, ranges: Ranges, more: int, lead: int) -> dict[int, int]:
         """Take the first of 1 + more bytes off: the next state by that byte, which is `lead` and the highest bits."""
         size, steps = 64**more, dict[int, int]()
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
             rest = tuple((a - block * size, b - block * size)
-                         for a, b in _cut(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
+                         for a, b in _intersect(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
             steps[lead + block] = self._add_rest(more, rest)
         return steps
 
@@ -40,7 +40,7 @@ class Utf8Automata:
         if more == 0:
             return READ
         if (more, ranges) not in self._states:
-            self._states[more, ranges] = self._add(self._split(ranges, more - 1, 0x80))
+            self._states[more, ranges] = self._add(self._split_range(ranges, more - 1, 0x80))
         return self._states[more, ranges]
 
     def _add(self, steps: dict[int, int]) -> int:
@@ -50,7 +50,7 @@ class Utf8Automata:
         return len(self.steps) - 1
 
 
-def _cut(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
+def _intersect(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
     """Keep what lies within."""
     return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
 
@@ -63,4 +63,4 @@ def _normalize(ranges: Ranges) -> Ranges:
             merged[-1] = merged[-1][0], max(merged[-1][1], last)
         else:
             merged.append((first, last))
-    return _cut(merged, 0, _SURROGATES[0] - 1) + _cut(merged, _SURROGATES[1] + 1, 0x10FFFF)
+    return _intersect(merged, 0, _SURROGATES[0] - 1) + _intersect(merged, _SURROGATES[1] + 1, 0x10FFFF)

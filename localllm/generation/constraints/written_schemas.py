@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.json_pointers import followed
+from localllm.generation.constraints.json_pointers import follow_references
 
 Schema = Mapping[str, Any]
 
@@ -24,25 +24,25 @@ _SAFE, _MOST = 2**53, 2**63 - 1024  # whole numbers that floats tell apart; the 
 _LARGEST_SET = 6  # values, of which each subset is an alternative
 
 
-def written(schema: Any) -> Any:
+def rewrite_schema(schema: Any) -> Any:
     """Rewrite a schema in the keywords that llguidance supports, with the same or a narrower meaning.
 
     Raises UsageError if that is not possible.
     """
-    return _written(schema, schema if isinstance(schema, Mapping) else {})
+    return _rewrite(schema, schema if isinstance(schema, Mapping) else {})
 
 
-def _written(schema: Any, root: Schema) -> Any:
+def _rewrite(schema: Any, root: Schema) -> Any:
     if isinstance(schema, list):
-        return [_written(part, root) for part in schema]
+        return [_rewrite(part, root) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     changed = dict[str, Any]()
     for word, value in schema.items():
         if word in _BY_NAME and isinstance(value, Mapping):
-            changed[word] = {name: _written(part, root) for name, part in value.items()}
+            changed[word] = {name: _rewrite(part, root) for name, part in value.items()}
         elif word in _SCHEMAS:
-            changed[word] = _written(value, root)
+            changed[word] = _rewrite(value, root)
         elif word == "const" or (word == "enum" and value is not None):
             changed[word] = _exact(value, word)
         elif value is not None and word not in _NOTES:
@@ -59,7 +59,7 @@ def _simplify(schema: dict[str, Any]) -> None:
             del schema[word]
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
-        lower = [kind.lower() if isinstance(kind, str) and kind.lower() in TYPES else kind for kind in _listed(kinds)]
+        lower = [kind.lower() if isinstance(kind, str) and kind.lower() in TYPES else kind for kind in _as_list(kinds)]
         schema["type"] = lower if isinstance(kinds, list) else lower[0]
     if "format" in schema and schema["format"] not in FORMATS:
         del schema["format"]
@@ -67,7 +67,7 @@ def _simplify(schema: dict[str, Any]) -> None:
         del schema["uniqueItems"]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -105,7 +105,7 @@ def _exact(value: Any, word: str) -> Any:
 
 def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
     """Without propertyNames, where they are a list or a pattern and no property has a name of its own."""
-    names = followed(schema.get("propertyNames"), root)
+    names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
     rest = {word: value for word, value in schema.items() if word != "propertyNames"}
@@ -154,7 +154,7 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
 
 def _values(items: Any, root: Schema) -> list[Any] | None:
     """All values that a schema allows, each once, if it says them."""
-    items = followed(items, root)
+    items = follow_references(items, root)
     if not isinstance(items, Mapping):
         return None
     if "const" in items:

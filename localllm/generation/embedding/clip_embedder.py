@@ -8,7 +8,7 @@ import numpy as np
 from localllm.engine.clip_encoder import ClipEncoder
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, normalized
+from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, unit_vectors
 from localllm.images.opened import load_image
 from localllm.text.clip_words import ClipWords
 from localllm.values import require_text
@@ -58,7 +58,7 @@ class PairEmbedder:
             if progress:
                 progress(len(rows))
         vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : chosen.dims]
-        return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+        return unit_vectors(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
     def _picture(self, shown: ShownImage) -> np.ndarray:
         return self.reader.picture(load_image(shown.source))

@@ -102,8 +102,8 @@ class Embedder:
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
-        vectors = joined(self.reader.read(pieces, progress=progress), pieces, owners)[:, : chosen.dims]
-        return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)[:, : chosen.dims]
+        return unit_vectors(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
         """Return a text's tokens, without those around it. Raises UsageError."""
@@ -166,7 +166,7 @@ def has_head(file: GGUFFile) -> bool:
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 
-def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
+def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
     """Average the vectors of each text's pieces, weighted by their tokens."""
     if len(set(owners)) == len(owners):
         return rows
@@ -177,7 +177,7 @@ def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[i
     return (sums / total[:, None]).astype(np.float32)
 
 
-def normalized(vectors: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Scale vectors to length 1; zeros stay zeros."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -119,14 +119,14 @@ class SamplingOptions:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None:
-                object.__setattr__(self, each.name, checked(each.name, each.metadata["range"], value))
+                object.__setattr__(self, each.name, convert_value(each.name, each.metadata["range"], value))
 
     def over(self, others: "SamplingOptions") -> "SamplingOptions":
         """Return these options, completed by others where they are not chosen."""
-        return SamplingOptions(**{**others.chosen, **self.chosen})
+        return SamplingOptions(**{**others.explicit, **self.explicit})
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def explicit(self) -> dict[str, Any]:
         """The options that are not None."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
 
@@ -139,7 +139,7 @@ class SamplingOptions:
 DEFAULTS: dict[str, Any] = {each.name: each.metadata["default"] for each in fields(SamplingOptions)}
 
 
-def checked(name: str, range: Range | None, value: Any) -> Any:
+def convert_value(name: str, range: Range | None, value: Any) -> Any:
     """Convert an option's value to Python's own types. Raises UsageError."""
     if range is not None:
         return range.number(name, value)
@@ -193,7 +193,7 @@ def bias_of(bias: Any) -> float:
 OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.metadata["key"]}
 
 
-def recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOptions, list[str]]:
+def read_recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOptions, list[str]]:
     """Read the sampling options that a file's metadata recommend, with a warning for each invalid value.
 
     An invalid value is no reason not to run the model: our default is used instead.
@@ -203,17 +203,17 @@ def recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOp
         key = option["key"]
         if not checked.has(key):
             continue
-        value = meant(key, checked.raw(key))
+        value = normalized_value(key, checked.raw(key))
         try:
             SamplingOptions(**{name: value})
         except UsageError:
-            warnings.append(f"{checked.wrong(key, expected(name))}; our default is taken")
+            warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; our default is taken")
         else:
             chosen[name] = value
     return SamplingOptions(**chosen), warnings
 
 
-def expected(name: str) -> str:
+def describe_valid_values(name: str) -> str:
     """Describe an option's valid values, for a message."""
     if name == "samplers":
         return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
@@ -221,7 +221,7 @@ def expected(name: str) -> str:
     return result
 
 
-def meant(key: str, value: Any) -> Any:
+def normalized_value(key: str, value: Any) -> Any:
     """Return the value as its author wrote it: 0.6, not the float32 next to it; a top_k below 0 means off."""
     if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))

@@ -129,7 +129,7 @@ def log_total(logits: np.ndarray) -> float:
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
 
 
-def seeded_samplers(
+def make_samplers(
     options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: "Tokenizer | None" = None
 ) -> list[Sampler]:
     """Return n samplers that know the prompt, with seeds that count up from the options' one or a random one."""

@@ -80,7 +80,7 @@ def dry(
     most = int(min(limit - allowed_length, LARGEST_POWER / growth)) if growth else 0
     lengths = {
         token: length
-        for token, length in repeated(recent, min(limit, allowed_length + most), allowed_length).items()
+        for token, length in find_repetitions(recent, min(limit, allowed_length + most), allowed_length).items()
         if not breakers.are_in(token)
     }
     tokens, exponents = np.array(list(lengths), np.int64), np.array(list(lengths.values())) - allowed_length
@@ -89,7 +89,7 @@ def dry(
     return candidates.move(places, candidates.logits[places] - losses)
 
 
-def repeated(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
+def find_repetitions(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
     """Find the tokens that followed earlier occurrences of the last tokens, and the lengths of these matches.
 
     recent: int64 [m]. Lengths go from `least` to `most`; of each token, the longest.

@@ -62,12 +62,12 @@ class StepCostModel:
     def took(self, tokens: int, seconds: float) -> None:
         """Record that a step of so many tokens took so long."""
         if tokens <= MOST + 1:
-            self._seconds[tokens] = settled(self._seconds.get(tokens), seconds)
+            self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._one = self._time_of_one()
             self._relative.clear()
 
     def of(self, tokens: int) -> float:
-        self._relative = self._relative or self._interpolated()
+        self._relative = self._relative or self._interpolate()
         return self._relative[tokens]
 
     @property
@@ -87,15 +87,15 @@ class StepCostModel:
         """Return how many tokens a step brings, relative to one without a draft; expected: tokens of this answer."""
         return expected
 
-    def _interpolated(self) -> list[float]:
+    def _interpolate(self) -> list[float]:
         """Interpolate costs linearly between known numbers of tokens."""
-        return interpolated(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
+        return interpolate(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
 
     def _time_of_one(self) -> float:
         """Seconds of a step of one token; without one, by what is usual."""
         if one := self._seconds.get(1):
             return one
-        usual = interpolated(USUAL_COSTS)
+        usual = interpolate(USUAL_COSTS)
         return min(taken / usual[tokens] for tokens, taken in self._seconds.items())
 
 
@@ -116,7 +116,7 @@ class BatchedStepCost:
         return (expected + self._others) / (1 + self._others)
 
 
-def interpolated(known: Mapping[int, float]) -> list[float]:
+def interpolate(known: Mapping[int, float]) -> list[float]:
     """Interpolate costs linearly by the number of tokens, from 0 on; 1 is known."""
     costs = [0.0, known[1]]
     for first, last in pairwise(sorted(known)):
@@ -128,7 +128,7 @@ def interpolated(known: Mapping[int, float]) -> list[float]:
 Costs = StepCostModel | BatchedStepCost
 
 
-def settled(before: float | None, seconds: float) -> float:
+def smooth(before: float | None, seconds: float) -> float:
     """Smooth a step's time: the least seen, slowly forgotten. Other programs only make it slower."""
     return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
 
@@ -173,7 +173,7 @@ class SpeculationBudget:
 
     def took(self, seconds: float) -> None:
         """Record the time of one more draft."""
-        self.seconds, self.trials = settled(self.seconds, seconds), self.trials - 1
+        self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
     def lose(self, steps: float) -> None:
         """So many steps of one token, by their time; below 0: they were saved."""

@@ -107,7 +107,7 @@ class DraftModel:
         while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
             try:
-                token = sampler.sample(logits, guide.allowed(self._vocab) if guide else None)
+                token = sampler.sample(logits, guide.allowed_mask(self._vocab) if guide else None)
             except ConstraintError:  # all that may come are of the other model's vocabulary alone
                 return
             yield Guess(token, trust(logits, token))

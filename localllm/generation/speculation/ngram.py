@@ -91,7 +91,7 @@ class NGrams:
 
     def propose(self) -> Iterator[Guess]:
         """Draft what followed the last time; a token's trust is the length of the match before it."""
-        return copied(self.tokens, self.place, self.agreed) if self.agreed else iter(())
+        return copy_after(self.tokens, self.place, self.agreed) if self.agreed else iter(())
 
 
 class Copies:
@@ -138,10 +138,10 @@ class Copies:
 
     def propose(self) -> Iterator[Guess]:
         """Draft what comes next in the original; a token's trust is the number of copied tokens before it."""
-        return iter(()) if self._place is None else copied(self._grams.tokens, self._place, self._followed)
+        return iter(()) if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
 
 
-def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
+def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
     """Yield the tokens at a place and after it; after the end of the last text, the draft again, as in a loop.
 
     Each has the trust of a match that is longer by the number of tokens before it.

@@ -125,9 +125,9 @@ class JsonToolCallParser:
                     continue
                 break
             if is_list:
-                place = _passed(text, place, "]")
+                place = _skip_word(text, place, "]")
             if fence:
-                place = len(text) if is_end and not text[place:].strip() else _passed(text, place, "```")
+                place = len(text) if is_end and not text[place:].strip() else _skip_word(text, place, "```")
             if not is_end and not text[place:].strip(" \t"):
                 raise _UnknownYetError  # what else is in this line
         except _UnknownYetError:
@@ -144,7 +144,7 @@ class JsonToolCallParser:
         text = self._held
         try:
             for word in ("{", '"name"', ":", '"'):
-                place = _passed(text, place, word)
+                place = _skip_word(text, place, word)
             name = next((name for name in self._names if text.startswith(f'{name}"', place)), None)
             if name is None:
                 if any(f'{name}"'.startswith(text[place:]) for name in self._names):
@@ -152,13 +152,13 @@ class JsonToolCallParser:
                 return None
             place += len(name) + 1
             for word in (",", '"arguments"', ":"):
-                place = _passed(text, place, word)
-            start = _passed(text, place, "{") - 1
+                place = _skip_word(text, place, word)
+            start = _skip_word(text, place, "{") - 1
             scan = JsonScan()
             end = start + scan.push(text[start:])
             if not scan.ended:
                 raise _UnknownYetError
-            return WrittenCall(name, text[start:end], _passed(text, end, "}"))
+            return WrittenCall(name, text[start:end], _skip_word(text, end, "}"))
         except ValueError:
             return None
 
@@ -168,7 +168,7 @@ def _skip(text: str, place: int) -> int:
     return len(text) - len(text[place:].lstrip())
 
 
-def _passed(text: str, place: int, word: str) -> int:
+def _skip_word(text: str, place: int, word: str) -> int:
     """Skip a word, after white space. Raises ValueError for another, _UnknownYetError if it may come."""
     place = _skip(text, place)
     if text.startswith(word, place):

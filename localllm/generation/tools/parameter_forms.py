@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.frozen import frozen
-from localllm.generation.constraints.json_pointers import resolved
+from localllm.generation.constraints.json_pointers import resolve_pointer
 
 Schema = Mapping[str, Any]
 PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -72,7 +72,7 @@ def form_of(schema: Any, root: Schema) -> ParameterForm:
     """Return the form of a parameter's schema, which is part of `root`."""
     texts, others = list[Schema](), list[Schema]()
     for one in _alternatives(schema, root):
-        text, other = _parted(one)
+        text, other = _split_schema(one)
         texts += [text] if text is not None else []
         others += [other] if other is not None else []
     if not others:
@@ -97,7 +97,7 @@ def _alternatives(schema: Any, root: Schema) -> list[Any]:
         if words and id(one) in seen:
             continue
         seen.add(id(one))
-        if words == ["$ref"] and isinstance(there := resolved(one["$ref"], root), Mapping | bool):
+        if words == ["$ref"] and isinstance(there := resolve_pointer(one["$ref"], root), Mapping | bool):
             waiting.append(there)
         elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(one["allOf"]) == 1):
             waiting += reversed(one[words[0]])
@@ -106,7 +106,7 @@ def _alternatives(schema: Any, root: Schema) -> list[Any]:
     return found
 
 
-def _parted(schema: Any) -> tuple[Schema | None, Schema | None]:
+def _split_schema(schema: Any) -> tuple[Schema | None, Schema | None]:
     """Split a schema into the texts that it allows, and everything else."""
     if not isinstance(schema, Mapping):
         return ({}, {"type": OTHERS}) if schema is True else (None, {"not": {}})

@@ -48,7 +48,7 @@ def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
     schema: dict[str, Any] = schema_of(function)
     if not isinstance(schema.get("properties"), dict):  # no parameters at all
         return {"type": "object", "properties": {}}
-    about = described_arguments(text)
+    about = read_argument_docs(text)
     for name, parameter in schema["properties"].items():
         parameter.pop("title", None)
         if name in about:
@@ -56,7 +56,7 @@ def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
     return schema
 
 
-def described_arguments(text: str) -> dict[str, str]:
+def read_argument_docs(text: str) -> dict[str, str]:
     """Read what a docstring says of parameters: a section "Args:" as Google's, or lines ":param name: ..."."""
     about, name, is_inside = dict[str, str](), "", False
     for line in text.splitlines():
@@ -87,7 +87,7 @@ def tool_use(
     return ToolUse([tool_of(tool) for tool in tools], name, parallel, json_calls, **style)
 
 
-async def awaited(value: Awaitable[Any]) -> Any:
+async def wait_for(value: Awaitable[Any]) -> Any:
     """Return what comes of an awaitable, which may be no coroutine."""
     return await value
 
@@ -97,7 +97,7 @@ def run_alone(value: Awaitable[Any]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(awaited(value))
+        return asyncio.run(wait_for(value))
     if inspect.iscoroutine(value):
         value.close()
     raise UsageError("a tool is asynchronous: within an event loop, use arun_tools")

@@ -38,7 +38,7 @@ class ToolCall:
             return None
         return given if isinstance(given, dict) else None
 
-    def told(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Return the call as a part of a message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 

@@ -87,7 +87,11 @@ GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=F
 def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
     """Induce a template's call format from its source, what it renders (with a tool NAME), and its end texts."""
     is_known = NAME in attempt(render, [USER], True)
-    found = induced(render, ends, False) or tagged(render, ends) or induced(render, ends, True)
+    found = (
+        induce_json_format(render, ends, False)
+        or induce_tagged_format(render, ends)
+        or induce_json_format(render, ends, True)
+    )
     if found is None and is_known:
         found = next((format for mark, format in TOLD.items() if mark in source), None)
     if found is None or not found.trigger or found.trigger in ends:
@@ -114,10 +118,10 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
         return ""
 
 
-def induced(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
+def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
     """Induce the format of a template that writes arguments as JSON."""
     given: Any = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
-    texts = [said(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
+    texts = [render_reply(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
     if len(pieces[0]) != 3 or texts[0].count(NAME) != 1:
         return None
@@ -125,7 +129,7 @@ def induced(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallForma
     separator = None
     if len(pieces[1]) == 5 and len(pieces[2]) == 7:
         separator = common_form(pieces[1][2], pieces[2][4])
-    return ToolCallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), None, as_text)
+    return ToolCallFormat(trim_common(opening), with_ids(between), separator, with_ids(closing), None, as_text)
 
 
 def text_of(arguments: dict[str, Any]) -> str:
@@ -134,13 +138,13 @@ def text_of(arguments: dict[str, Any]) -> str:
     return json.dumps(arguments)
 
 
-def tagged(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
+def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
     """Induce the format of a template that marks each parameter."""
     kinds = []
     for values in (TEXTS, NUMBERS):
         given = dict(zip(KEYS, values, strict=True))
         words = [NAME, KEYS[0], str(values[0]), KEYS[1], str(values[1])]
-        pieces = [re.split("|".join(words), said(render, calling(count, given), ends)) for count in (1, 2)]
+        pieces = [re.split("|".join(words), render_reply(render, calling(count, given), ends)) for count in (1, 2)]
         if len(pieces[0]) != 6:
             return None
         kinds.append((pieces[0], pieces[1][5] if len(pieces[1]) == 11 else None))
@@ -154,10 +158,10 @@ def tagged(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
         between, begins = first.removesuffix(next), next
     marks = ParameterMarks(begins, next, (mid, close), (mid_json, close_json))
     separator = separator and with_ids(separator.removeprefix(close))
-    return ToolCallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), marks)
+    return ToolCallFormat(trim_common(opening), with_ids(between), separator, with_ids(closing), marks)
 
 
-def said(render: Render, message: Message, ends: Sequence[str]) -> str:
+def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
     """Return what the model has to write for a message, without what the template adds before and after it."""
     text, before = attempt(render, [USER, message]), attempt(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
@@ -188,7 +192,7 @@ def same(one: str, other: str) -> str:
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def trimmed(opening: str) -> str:
+def trim_common(opening: str) -> str:
     return with_ids(opening.lstrip())
 
 

@@ -27,7 +27,7 @@ class ToolCallParser:
     ):
         """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, which have a SIGN."""
         self._format, self._tools, self._marks = format, tools, marks
-        self._trigger = signed(format.trigger, marks)
+        self._trigger = escape_tokens(format.trigger, marks)
         self._is_token, self._is_tag = SIGN in self._trigger, format.has_tag
         self._held, self._before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
@@ -55,7 +55,7 @@ class ToolCallParser:
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the rest of the prose at the end.  is_end: the model has ended, which closes a call."""
-        if is_end and self._state == self._marked:
+        if is_end and self._state == self._find_marks:
             closing = self._format.closing.replace(ID, "0")
             return self.push(closing[overlap(self._held, closing) :])
         held, self._held = self._held, ""
@@ -125,7 +125,7 @@ class ToolCallParser:
         self._name, self._held = found[1], self._held[found.end() :]
         parts.append(TextPart(CALL, self._name))
         self._scan, self._count, self._given = JsonScan(), 0, set()
-        self._state = self._marked if self._format.marks else self._json
+        self._state = self._find_marks if self._format.marks else self._json
         return True
 
     def _json(self, parts: list[TextPart]) -> bool:
@@ -143,7 +143,7 @@ class ToolCallParser:
             return False
         return self._passes(self._format.separator, self._naming)
 
-    def _marked(self, parts: list[TextPart]) -> bool:
+    def _find_marks(self, parts: list[TextPart]) -> bool:
         """Read a whole parameter with marks; or the end of them."""
         marks = self._format.marks
         assert marks
@@ -188,7 +188,7 @@ class ToolCallParser:
         if form.texts and (head := mid.match(self._held, place)):
             end = close.search(self._held, head.end())
             said = self._held[head.end() : end.start()].replace(SIGN, "") if end else ""
-            return (form.read(said) if marks.text == marks.json else quoted(said), end.end()) if end else None
+            return (form.read(said) if marks.text == marks.json else quote_json(said), end.end()) if end else None
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
         if not (head := mid.match(self._held, place)):
             return None
@@ -241,12 +241,12 @@ class JsonScan:
         return len(text)
 
 
-def quoted(text: str) -> str:
+def quote_json(text: str) -> str:
     """As JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def signed(piece: str, marks: frozenset[str]) -> str:
+def escape_tokens(piece: str, marks: frozenset[str]) -> str:
     """With a SIGN in front of what are tokens."""
     if not marks:
         return piece
@@ -255,7 +255,7 @@ def signed(piece: str, marks: frozenset[str]) -> str:
 
 def pattern(piece: str, marks: frozenset[str]) -> str:
     """Build a regular expression of a piece, with or without escape characters."""
-    escaped = re.escape(signed(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
+    escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
     return escaped.replace(re.escape(ID), _ID)
 
 

@@ -50,7 +50,7 @@ class Tool:
             raise UsageError(f"tools: {self.name[:60]!r} is not a valid name; use letters, digits and _-.:/@+~#$")
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
-    def told(self) -> dict[str, Any]:
+    def to_json_schema(self) -> dict[str, Any]:
         """As templates know it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
@@ -258,7 +258,7 @@ def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, 
 
 def generic_tool_prompt(use: ToolUse) -> str:
     """Describe the tools in a system message, for a template that cannot."""
-    tools = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in use.callable)
+    tools = "\n".join(json.dumps(tool.to_json_schema()["function"], ensure_ascii=False) for tool in use.callable)
     return (
         f"You can call these functions:\n{tools}\n"
         'To call one, answer with nothing but JSON: {"name": its name, "arguments": its arguments}.'

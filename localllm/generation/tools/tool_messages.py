@@ -33,7 +33,7 @@ PROBE = Tool(
 
 def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
     """Read off what it renders."""
-    tools = [PROBE.told()]
+    tools = [PROBE.to_json_schema()]
 
     def render(messages: Sequence[Message], begins: bool) -> str:
         return template.render(messages, add_generation_prompt=begins, tools=tools)
@@ -68,7 +68,7 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
     message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
 
     def render(messages: Sequence[Message], begins: bool) -> str:
-        return template.render(messages, add_generation_prompt=begins, tools=[PROBE.told()])
+        return template.render(messages, add_generation_prompt=begins, tools=[PROBE.to_json_schema()])
 
     given = dict.fromkeys(KEYS, "V")
     for arguments in (given, json.dumps(given)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.reasoning import TextIterator, TextPart
-from localllm.generation.tools.python_tools import awaited, name_of, perform, run_alone
+from localllm.generation.tools.python_tools import name_of, perform, run_alone, wait_for
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.text.marker_escaping import Message
 from localllm.values import whole_number
@@ -101,7 +101,7 @@ class ToolRun(TextIterator):
         """Wait for what an asynchronous function returns; `stop` cancels it."""
         if self._loop is None:
             return run_alone(value)
-        self._running = asyncio.run_coroutine_threadsafe(awaited(value), self._loop)
+        self._running = asyncio.run_coroutine_threadsafe(wait_for(value), self._loop)
         if self._is_stopped:
             self._running.cancel()
         return self._running.result()

@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.closed_schemas import closed
+from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
-from localllm.generation.constraints.loosened_schemas import loosened
+from localllm.generation.constraints.loosened_schemas import loosen
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact
-from localllm.generation.constraints.written_schemas import written
+from localllm.generation.constraints.written_schemas import rewrite_schema
 
 OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguidance's
 
@@ -37,9 +37,9 @@ def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str,
             raise
 
     def prepare(given: Mapping[str, Any]) -> dict[str, Any]:
-        plain = written(given)
-        ready = {**(plain if is_open else closed(plain)), "x-guidance": {**OPTIONS, "lenient": True}}
+        plain = rewrite_schema(given)
+        ready = {**(plain if is_open else close_objects(plain)), "x-guidance": {**OPTIONS, "lenient": True}}
         require_usable(ready)
         return ready
 
-    return loosened(schema, prepare), None
+    return loosen(schema, prepare), None

@@ -68,7 +68,7 @@ class ImageEncoder:
             raise ModelError(f"{path}: the projector of another model: this model lacks the token {missing[0]}")
         if pan_and_scan and not hasattr(family, "panned"):
             raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
-        self._prepared = family.panned if pan_and_scan else family.prepared
+        self._prepared = family.panned if pan_and_scan else family.prepare
         engine.register_image(
             ImageEmbedding(b"", np.zeros((1, width), np.float32))
         )  # refuses models that images cannot be read by
@@ -83,7 +83,7 @@ class ImageEncoder:
         self._root = self._root or self._fingerprint()
         how = f" {self._prepared.__name__} {image.size} ".encode()
         digest = hashlib.sha256(self._root + how + image.tobytes()).digest()
-        look = self._known.pop(digest, None) or self._looked(image, digest)
+        look = self._known.pop(digest, None) or self._encode_image(image, digest)
         self._known[digest] = look
         for seen in look.seen:
             self._engine.register_image(seen)
@@ -98,7 +98,7 @@ class ImageEncoder:
             self._files = None
             return self.path.encode()
 
-    def _looked(self, image: Any, digest: bytes) -> EncodedImage:
+    def _encode_image(self, image: Any, digest: bytes) -> EncodedImage:
         """Encode an image for the first time."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)

@@ -6,7 +6,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.closed_schemas import closed
+from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import EFFORTS
 from localllm.generation.sampling.options import SamplingOptions
@@ -85,7 +85,7 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
         request["json_whitespace"] = True
     if options.tools and options.tools.callable:
-        request["tools"] = [tool.told() for tool in options.tools.callable]
+        request["tools"] = [tool.to_json_schema() for tool in options.tools.callable]
     return request
 
 
@@ -100,7 +100,7 @@ def format_fields(form: Form, dialect: Dialect) -> dict[str, Any]:
     """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
-        schema = form.schema if is_own or form.additional_properties else closed(form.schema)
+        schema = form.schema if is_own or form.additional_properties else close_objects(form.schema)
         inner = {"name": "answer", "schema": schema, "strict": True}
         more = {"additional_properties": True} if is_own and form.additional_properties else {}
         return {"response_format": {"type": "json_schema", "json_schema": inner}, **more}

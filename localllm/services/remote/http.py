@@ -52,17 +52,17 @@ class Endpoint:
     def get(self, path: str) -> Any:
         """Get JSON. Raises EndpointError."""
         with closing(self._connection()) as connection:
-            return self._json(self._asked(connection, "GET", path))
+            return self._json(self._ask(connection, "GET", path))
 
     def post(self, path: str, body: Any) -> Any:
         """Post JSON and return JSON. Raises EndpointError, ContextError."""
         with closing(self._connection()) as connection:
-            return self._json(self._asked(connection, "POST", path, body))
+            return self._json(self._ask(connection, "POST", path, body))
 
     def events(self, path: str, body: Any) -> Iterator[Any]:
         """Yield the events of a stream. Raises EndpointError, also if it breaks off, and ContextError."""
         with closing(self._connection()) as connection:
-            response = self._asked(connection, "POST", path, body)
+            response = self._ask(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
                 raise EndpointError(
                     f"{self.url} does not stream: it responds with {response.getheader('Content-Type')}"
@@ -79,12 +79,12 @@ class Endpoint:
                 continue
             if value.strip() == b"[DONE]":
                 return
-            told = self._parsed(value)
+            told = self._parse(value)
             if told.get("error"):
                 raise self._refusal(0, told)
             yield told
 
-    def _asked(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
         """Send a request, and again while the server is busy or loading its model."""
         data, wait = None if body is None else json.dumps(body).encode(), 1.0
         for attempt in range(TRIES):
@@ -143,9 +143,9 @@ class Endpoint:
 
     def _json(self, response: HTTPResponse, is_error: bool = False) -> Any:
         data = self._sure(lambda: response.read(MOST))
-        return self._parsed(data, {} if is_error else None)
+        return self._parse(data, {} if is_error else None)
 
-    def _parsed(self, data: bytes, usual: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _parse(self, data: bytes, usual: dict[str, Any] | None = None) -> dict[str, Any]:
         """Parse an object; `usual` replaces invalid JSON, else EndpointError is raised."""
         try:
             value = json.loads(data)

@@ -133,7 +133,7 @@ class RemoteSession(Conversation):
         found = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
         return sorted(found, key=lambda answer: -answer.logprob) if all(one.tells_logprobs for one in found) else found
 
-    def _answered(
+    def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], "RemoteGeneration"]:
         """When the server says that it is too long, the older half of the turns is left out, until it fits."""
@@ -177,7 +177,7 @@ class RemoteGeneration:
             self._started = perf_counter()
             events = self._model.endpoint.events(self._path, self._fields)
             first = next(events, None)
-            self._events = iter([]) if first is None else chained(first, events)
+            self._events = iter([]) if first is None else chain(first, events)
 
     def _parts(self) -> Iterator[TextPart]:
         self.begin()
@@ -224,7 +224,7 @@ class RemoteGeneration:
         """As a conversation has it."""
         more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.told() for call in self.calls]
+            more["tool_calls"] = [call.to_message() for call in self.calls]
         return {"role": "assistant", "content": self.text, **more}
 
     def __iter__(self) -> Iterator[str]:
@@ -236,7 +236,7 @@ class RemoteGeneration:
             self.parts.close()  # type: ignore[attr-defined]
 
 
-def chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     try:
         yield first
         yield from rest

@@ -41,7 +41,7 @@ def list_folder(folders: Folders) -> OfferedTool:
     """Create the tool that lists a folder."""
 
     def perform(arguments: dict[str, Any]) -> str:
-        real = folders.resolved(text_in(arguments, "path", "."))
+        real = folders.resolve_path(text_in(arguments, "path", "."))
         with os.scandir(real) as found:
             entries = sorted(found, key=lambda entry: entry.name)
         lines = [describe_entry(entry) for entry in entries[:ENTRIES]]
@@ -61,7 +61,7 @@ def search(folders: Folders) -> OfferedTool:
         if not text:
             raise ToolError("text is empty")
         found, end, looked = list[str](), monotonic() + SECONDS, 0
-        for path in walk_files(folders.resolved(text_in(arguments, "path", "."))):
+        for path in walk_files(folders.resolve_path(text_in(arguments, "path", "."))):
             if not fnmatch.fnmatch(os.path.basename(path), pattern):
                 continue
             looked += 1
@@ -121,7 +121,7 @@ def find_lines(folders: Folders, path: str, text: str, most: int) -> list[str]:
         lines = text_of(folders, path).splitlines()
     except (ToolError, OSError):
         return []
-    name, found = folders.shown(path), list[str]()
+    name, found = folders.relative_path(path), list[str]()
     for number, line in enumerate(lines, 1):
         if text in line:
             found.append(f"{name}:{number}: {line.strip()[:WIDEST]}")

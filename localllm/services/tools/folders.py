@@ -24,7 +24,7 @@ class Folders:
             if not os.path.isdir(root):
                 raise UsageError(f"allow: {folder} is not a folder")
 
-    def resolved(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         """Resolve a path. Raises ToolError if it is outside."""
         if "\0" in path:
             raise ToolError("a path cannot contain NUL")
@@ -35,20 +35,20 @@ class Folders:
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading. Raises ToolError if it is not a file or outside, OSError."""
-        real = self.resolved(path)
+        real = self.resolve_path(path)
         file = open_own(real, os.O_RDONLY)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise ToolError(f"{path} is not a file")
-            if not os.path.samestat(found, os.stat(self.resolved(path))):  # something was moved meanwhile
+            if not os.path.samestat(found, os.stat(self.resolve_path(path))):  # something was moved meanwhile
                 raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
             return os.fdopen(file, "rb")
         except BaseException:
             os.close(file)
             raise
 
-    def shown(self, path: str) -> str:
+    def relative_path(self, path: str) -> str:
         """Format a path for the model: relative to the first folder, or absolute."""
         return os.path.relpath(path, self.roots[0]) if is_within(path, self.roots[0]) else path
 

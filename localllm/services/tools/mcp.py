@@ -56,24 +56,24 @@ class McpServers:
         self._stack.enter_context(log)
         try:
             session = self._stack.enter_context(self._portal.wrap_async_context_manager(open_session(server, log)))
-            for tool in self._waited(tools_of, session, seconds=START):
-                self.offered.append(self._offered(name, session, tool))
+            for tool in self._wait(tools_of, session, seconds=START):
+                self.offered.append(self._offer(name, session, tool))
         except Exception as error:  # whatever it is, the user is to know which server it was
             log.seek(0)
             last = next((line.strip() for line in reversed(log.readlines()) if line.strip()), "")
             reason = last[:200] or reason_of(error)
             raise LocalllmError(f"the MCP server {name!r} does not answer: {reason}") from None
 
-    def _offered(self, server: str, session: Any, tool: dict[str, Any]) -> OfferedTool:
+    def _offer(self, server: str, session: Any, tool: dict[str, Any]) -> OfferedTool:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}__{tool['name']}")[:64]
 
         def perform(arguments: dict[str, Any]) -> str:
-            return result_text(self._waited(call_tool, session, tool["name"], arguments, seconds=SECONDS))
+            return result_text(self._wait(call_tool, session, tool["name"], arguments, seconds=SECONDS))
 
         schema = dict(tool.get("inputSchema") or NOTHING)
         return OfferedTool(Tool(name, tool.get("description") or "", schema), perform)
 
-    def _waited(self, function: Any, *arguments: Any, seconds: float) -> Any:
+    def _wait(self, function: Any, *arguments: Any, seconds: float) -> Any:
         """Run a coroutine to its result; Ctrl-C cancels it. Raises ToolError on timeout, and what it raises."""
         future: Future[Any] = self._portal.start_task_soon(function, *arguments)
         try:

@@ -448,7 +448,7 @@ def test_yarn_of_a_long_original_context_by_hand():
 def test_what_is_unscaled_is_as_if_there_were_no_scaling():
     """Some layers of Gemma 3 and OLMo 3: neither their frequencies are stretched nor their magnitude is raised."""
     scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, turns=(16.0, 2.0))
-    unscaled = scaled.unscaled(5000.0)
+    unscaled = scaled.without_scaling(5000.0)
     np.testing.assert_array_equal(unscaled.frequencies(), rope(64, 5000.0).frequencies())
     assert unscaled.magnitude == 1
     assert (unscaled.dims, unscaled.head_dim, unscaled.interleaved) == (64, 64, True)

@@ -6,16 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.attention import by_head, qkv, rope_factors, rotated
+from localllm.arch.attention import by_head, qkv, rope_factors, rotate_heads
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
-from localllm.arch.feed_forward import admitted, gated, gated_or_mixture, matrices, mixture, plain, shared
+from localllm.arch.feed_forward import (
+    feed_forward_or_experts,
+    gate_output,
+    gated_feed_forward,
+    matrices,
+    mixture,
+    plain,
+    shared_expert,
+)
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import SLACK, Latent, Paged, Recurrent, cache_bytes, kept_tokens
-from localllm.arch.pooling import DENSE, pooled, read_pooling
+from localllm.arch.layer_state import SLACK, Latent, Paged, Recurrent, cache_bytes, window_tokens
+from localllm.arch.pooling import DENSE, pool_texts, read_pooling
 from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project
-from localllm.arch.vision.vit import activated, as_matrix, feed_forward, transposed
+from localllm.arch.vision.vit import apply_activation, as_matrix, feed_forward, transpose
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -71,7 +79,7 @@ def weights(**shapes: tuple[int, ...]) -> Weights:
 ])  # fmt: skip
 def test_gates(shapes: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
-    assert gated(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
+    assert gated_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
     assert jina_bert.feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
         "gate(linear", "multiply(gelu_erf(linear", 1
     ).replace("), linear", ")), linear", 1)
@@ -83,7 +91,7 @@ def test_networks_without_gates():
     assert plain(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
     assert jina_bert.feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
     with pytest.raises(ModelError, match=r"no tensor ffn_gate\.weight"):
-        gated(b, w, "x", b.gate)
+        gated_feed_forward(b, w, "x", b.gate)
 
 
 def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
@@ -96,7 +104,7 @@ def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
     (of_pictures("gelu_quick"), "multiply(x, sigmoid(scale(x, 1.702)))"),
 ])  # fmt: skip
 def test_functions_of_encoders(h: Any, says: str):
-    assert activated(Teller(), h, "x") == says  # type: ignore[arg-type]
+    assert apply_activation(Teller(), h, "x") == says  # type: ignore[arg-type]
 
 
 def test_networks_of_encoders():
@@ -183,16 +191,16 @@ def test_layers_with_and_without_experts():
     b: Any = Teller()
     dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
     says = "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
-    assert gated_or_mixture(b, dense, R, "x", b.gate) == says
-    assert gated_or_mixture(b, dense, None, "x", b.gate, shared) == says
+    assert feed_forward_or_experts(b, dense, R, "x", b.gate) == says
+    assert feed_forward_or_experts(b, dense, None, "x", b.gate, shared_expert) == says
     experts = weights(**ROUTER, **STACKS, **SHARED)
     beside = "linear(gate(linear(x, ffn_gate_shexp), linear(x, ffn_up_shexp)), ffn_down_shexp)"
-    assert gated_or_mixture(b, experts, R, "x", b.gate) == mixed()
-    assert gated_or_mixture(b, experts, R, "x", b.gate, shared) == f"add({mixed()}, {beside})"
+    assert feed_forward_or_experts(b, experts, R, "x", b.gate) == mixed()
+    assert feed_forward_or_experts(b, experts, R, "x", b.gate, shared_expert) == f"add({mixed()}, {beside})"
     gate = weights(**SHARED, ffn_gate_inp_shexp=(4,))
-    assert admitted(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
+    assert gate_output(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
     with pytest.raises(ModelError, match="ffn_gate_inp"):
-        gated_or_mixture(b, weights(**STACKS), R, "x", b.gate)
+        feed_forward_or_experts(b, weights(**STACKS), R, "x", b.gate)
 
 
 # ---- attention
@@ -227,12 +235,12 @@ def test_what_is_rotated():
     b: Any = Teller()
     ropes = {0: None, 1: SimpleNamespace(by_factors=False), 2: SimpleNamespace(by_factors=True)}
     h: Any = SimpleNamespace(rope=ropes.get)
-    assert rotated(b, h, 0, "q", "k") == ("q", "k")
+    assert rotate_heads(b, h, 0, "q", "k") == ("q", "k")
     for layer, factors in ((1, None), (1, "f"), (2, "f")):
         says = f"{ropes[layer]!r}, positions, {factors})"
-        assert rotated(b, h, layer, "q", "k", factors) == (f"rope(q, {says}", f"rope(k, {says}")
+        assert rotate_heads(b, h, layer, "q", "k", factors) == (f"rope(q, {says}", f"rope(k, {says}")
     with pytest.raises(ModelError, match=r"^the model has no factors for its rope scaling, longrope$"):
-        rotated(b, h, 2, "q", "k")
+        rotate_heads(b, h, 2, "q", "k")
 
 
 class Numbers(Teller):
@@ -304,7 +312,7 @@ def test_what_the_delta_rule_writes_and_forgets():
 
 @pytest.mark.parametrize("family", [deepseek2, dots1, glm4, glm4moe, qwen35])
 def test_layers_that_guess_are_as_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
-    monkeypatch.setattr(family, "guessed", lambda *given: given)
+    monkeypatch.setattr(family, "mtp_output", lambda *given: given)
     assert family.guess("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
 
 
@@ -332,12 +340,12 @@ def pooling(kind: str, looks_ahead: bool = True, head_gelu: bool = False) -> Any
 ])  # fmt: skip
 def test_poolings(h: Any, shapes: dict[str, tuple[int, ...]], says: str, ignored: list[str]):
     b: Any = Teller()
-    assert pooled(b, weights(**shapes), h, "x") == says and b.ignored == ignored
+    assert pool_texts(b, weights(**shapes), h, "x") == says and b.ignored == ignored
 
 
 def test_scores_need_a_head():
     with pytest.raises(ModelError, match=r"^the model has no tensor cls\.output\.weight$"):
-        pooled(Teller(), weights(), pooling("rank"), "x")  # type: ignore[arg-type]
+        pool_texts(Teller(), weights(), pooling("rank"), "x")  # type: ignore[arg-type]
 
 
 def test_numbers_of_poolings():
@@ -360,11 +368,11 @@ def weight(*shape: int, format: str = "F32", bias: bool = False) -> Weight:
 
 
 def test_tensors_of_encoders():
-    turned = transposed(weight(2, 3))
+    turned = transpose(weight(2, 3))
     assert turned.shape == (3, 2) and turned.tensor.data.view(np.float32).tolist() == [[0, 3], [1, 4], [2, 5]]
     for wrong in (weight(3), weight(2, 3, format="I32")):
         with pytest.raises(ModelError, match=r"^tensor w should be a matrix of F32, F16 or BF16$"):
-            transposed(wrong)
+            transpose(wrong)
     assert as_matrix(weight(5, 3, 2, 2), 12).shape == (5, 12)
     for shape, columns in (((5, 3, 2, 2), 11), ((12,), 1)):
         with pytest.raises(ModelError, match=r"^tensor w should have rows of "):
@@ -402,8 +410,8 @@ def test_what_pixtral_projects(merge: int, says: str):
 
 
 def test_how_many_bytes_are_kept():
-    assert [kept_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
-    assert kept_tokens(5000, None) == 5000
+    assert [window_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
+    assert window_tokens(5000, None) == 5000
     full, mixed = KVType("f32", "f32"), KVType("q8_0", "f16")
     keys_and_values, latent = Paged(0, 2, 64, 32), Latent(1, 96, 64)
     assert (keys_and_values.bytes(10, full), keys_and_values.bytes(10, mixed)) == (

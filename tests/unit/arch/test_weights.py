@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.weights import Weight, Weights, names_in_layers, stacked
+from localllm.arch.weights import Weight, Weights, as_stack, names_in_layers
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -105,10 +105,10 @@ def test_rows_of_every_expert():
 def test_experts_in_a_tensor_each():
     whole = NUMBERS.reshape(3, 2, 4)
     apart = [Weight(Tensor(f"e.{n}", BY_NAME["F32"], (2, 4), whole[n].view(np.uint8))) for n in range(3)]
-    made = stacked(apart)
+    made = as_stack(apart)
     assert made.shape == (3, 2, 4) and numbers(made) == whole.tolist() and not made.tensor.data.flags.writeable
     assert np.shares_memory(made.tensor.data, whole)
-    assert numbers(stacked(apart[1:2])) == whole[1:2].tolist()
+    assert numbers(as_stack(apart[1:2])) == whole[1:2].tolist()
     elsewhere = Weight(Tensor("e.9", BY_NAME["F32"], (2, 4), whole[1].copy().view(np.uint8)))
     other = Weight(Tensor("e.9", BY_NAME["I32"], (2, 4), whole[2].view(np.uint8)))
     for wrong in (
@@ -116,7 +116,7 @@ def test_experts_in_a_tensor_each():
         [Weight(apart[0].tensor, scale=other)], [Weight(tensor("v", 4))],
     ):  # fmt: skip
         with pytest.raises(ModelError, match="experts in a tensor each must be alike and at equal distances"):
-            stacked(wrong)
+            as_stack(wrong)
 
 
 # ---- names

@@ -33,7 +33,7 @@ from localllm.cli.options.shared import Cache, EngineGroup
 from localllm.cli.parameters import NAMED, Also
 from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
-from localllm.cli.terminal.escapes import unescaped
+from localllm.cli.terminal.escapes import unescape_text
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from tests.integration.test_cli import posix
@@ -188,7 +188,7 @@ def test_a_value_that_may_be_left_out():
     ],
 )
 def test_escape_sequences(text: str, meaning: str):
-    assert unescaped(text) == meaning
+    assert unescape_text(text) == meaning
 
 
 def test_options_of_llama_cpp_are_known_or_refused_never_both():
@@ -198,7 +198,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         known = {name for param in params for name in param.names} - device
         assert not known & {*llama_names._LEFT_OUT, *llama_names._REFUSED, *llama_names.SAME}
         for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device:
-            if foreign := llama_names.left_out(name, name_of):
+            if foreign := llama_names.find_ignored(name, name_of):
                 words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
                 assert (words.left_out, words.texts) == ([(name, foreign.reason)], {})
             else:

@@ -21,13 +21,20 @@ from localllm.cli import open_model as opening
 from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import embed, fit, inspect, serve
 from localllm.cli.commands import pull as pull_command
-from localllm.cli.commands.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
+from localllm.cli.commands.quantize import (
+    plan_by_sensitivity,
+    require_consent,
+    sizing,
+    suggest_type,
+    understood,
+    with_texts,
+)
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
 from localllm.cli.options.constraint import Shape, Thoughts, text_of, variables_of
-from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, diffusion_options, require_plain, settled
+from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, decode_unmasked, diffusion_options, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
@@ -269,7 +276,7 @@ def test_the_answer_behind_all_calls(monkeypatch: pytest.MonkeyPatch, terminal_t
     monkeypatch.setattr(tool_calls, "write", written.append)
     it, _ = tools(yes=("run",))
     asked: Any = [{"role": "user", "content": "Hi"}]
-    answer, messages, interrupted = tool_calls.answered(None, asked, None, it, None, silent, False)  # type: ignore[arg-type]
+    answer, messages, interrupted = tool_calls.answer_with_tools(None, asked, None, it, None, silent, False)  # type: ignore[arg-type]
     assert (answer.text, interrupted, "".join(written)) == ("at last", None, out)
     assert [each["content"] for each in messages] == ["first", "did run", "at last"] and asked == began[0]
     assert began[1] == [*asked, *messages[:2]]
@@ -385,21 +392,21 @@ def test_a_missing_model_is_offered_where_somebody_can_say_so(
 
     there = tmp_path / "m.gguf"
     there.write_bytes(b"")
-    assert pulling.located(str(there)) == str(there)
+    assert pulling.resolve_model_path(str(there)) == str(there)
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     monkeypatch.setattr(pull, "pull", Pulls())
     for answer, path in (("y\n", "/m.gguf"), ("\n", None)):
         stdin = io.StringIO(answer)
         monkeypatch.setattr(sys, "stdin", stdin)
         if path:
-            assert pulling.located("hf:a/b") == path
+            assert pulling.resolve_model_path("hf:a/b") == path
         else:
             with pytest.raises(MissingError):
-                pulling.located("hf:a/b")
+                pulling.resolve_model_path("hf:a/b")
     monkeypatch.setattr(pulling, "is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(MissingError):
-        pulling.located("hf:a/b")
+        pulling.resolve_model_path("hf:a/b")
 
 
 @pytest.mark.parametrize(("size", "told"), [("0.6 GB", " (0.6 GB)"), ("", "")])
@@ -410,7 +417,7 @@ def test_how_large_a_missing_model_is(
     missing = LocalllmError("missing")
     missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
     with pytest.raises(LocalllmError, match="missing"):
-        pulling.offered(missing)  # type: ignore[arg-type]
+        pulling.offer_pull(missing)  # type: ignore[arg-type]
     assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{told}? [y/N]"
 
 
@@ -456,13 +463,13 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("a.gguf", "b=c.gguf", "d.gguf"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    assert serve.named(["a.gguf", "x=d.gguf"]) == {"a": "a.gguf", "x": "d.gguf"}
-    assert serve.named(["b=c.gguf"]) == {"b=c": "b=c.gguf"}  # a file that is there
-    assert serve.named([f"{tmp_path}/a.gguf"]) == {"a": f"{tmp_path}/a.gguf"}
+    assert serve.map_names(["a.gguf", "x=d.gguf"]) == {"a": "a.gguf", "x": "d.gguf"}
+    assert serve.map_names(["b=c.gguf"]) == {"b=c": "b=c.gguf"}  # a file that is there
+    assert serve.map_names([f"{tmp_path}/a.gguf"]) == {"a": f"{tmp_path}/a.gguf"}
     with pytest.raises(UsageError, match=r"two models have the name a: rename one with NAME=a\.gguf"):
-        serve.named([f"a={tmp_path}/d.gguf", "a.gguf"])
+        serve.map_names([f"a={tmp_path}/d.gguf", "a.gguf"])
     monkeypatch.setattr(serve, "on_disk", lambda: {"all": "x"})
-    assert serve.named([]) == {"all": "x"}
+    assert serve.map_names([]) == {"all": "x"}
 
 
 def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -491,14 +498,15 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.given,
+    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.as_fields,
      {"schema": None, "grammar": None, "regex": None, "additional_properties": False}),
-    (Thoughts, {"think": "auto"}, Thoughts.given, {"think": "auto", "think_budget": None, "template_variables": {}}),
+    (Thoughts, {"think": "auto"}, Thoughts.as_fields,
+     {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
-    (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.opened(None), None),
-    (EndpointGroup, {}, EndpointGroup.place, None), (options.Sampling, {}, options.Sampling.given, {}),
-    (ExactSampling, {"ignore_eos": False}, ExactSampling.given, {}),
-    (Diffusion, {"has_noise": False, "visual": False}, Diffusion.given, {}),
+    (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
+    (EndpointGroup, {}, EndpointGroup.place, None), (options.Sampling, {}, options.Sampling.as_fields, {}),
+    (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
+    (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
     (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
     (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: layers("auto"), "auto"),
     (options.Answers, {"escape": False}, lambda group: layers("all"), "all"),
@@ -524,7 +532,7 @@ def test_a_form_is_one_of_three():
         with pytest.raises(UsageError, match="cannot be combined"):
             Shape(**two).constraint()
     told = {"schema": {"a": 1}, "grammar": None, "regex": "x", "additional_properties": False}
-    assert Shape(json_schema='{"a": 1}', regex="x").given() == told
+    assert Shape(json_schema='{"a": 1}', regex="x").as_fields() == told
 
 
 def test_texts_and_files_of_them(tmp_path: Path):
@@ -552,7 +560,7 @@ def test_variables():
         with pytest.raises(UsageError, match="template_var should be NAME=VALUE or a JSON object"):
             variables_of(odd)
     thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
-    assert thoughts.given() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
+    assert thoughts.as_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
     assert Thoughts().are_usual
     for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
         assert not Thoughts(**other).are_usual
@@ -613,7 +621,7 @@ def test_options_of_models_that_fill_places():
         3,
         True,
     )
-    assert Diffusion(visual=True).given() == {}
+    assert Diffusion(visual=True).as_fields() == {}
     chosen = diffusion_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
     assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
     with pytest.raises(UsageError, match="1 to 10000 steps"):
@@ -628,7 +636,8 @@ def test_options_of_models_that_fill_places():
 def test_a_text_as_it_settles():
     tokenizer = SimpleNamespace(end_ids={9}, decode=lambda ids: "".join(map(chr, ids)))
     opened: Any = SimpleNamespace(tokenizer=tokenizer)
-    assert settled(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!" and settled(opened, [1, 1], mask=1) == "__"
+    assert decode_unmasked(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!"
+    assert decode_unmasked(opened, [1, 1], mask=1) == "__"
 
 
 # ---- reports
@@ -899,7 +908,7 @@ def test_titles_of_sessions():
     ],
 )  # fmt: skip
 def test_which_type_may_be_meant(text: str, question: str):
-    assert meant_type(text).startswith(question) and bool(meant_type(text)) == bool(question)
+    assert suggest_type(text).startswith(question) and bool(suggest_type(text)) == bool(question)
 
 
 NO_TYPE = "is no type; localllm quantize --help lists them"
@@ -956,12 +965,12 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
     (tmp_path / "plan.toml").write_text("")
     with pytest.raises(UsageError, match=r"plan\.toml: this file exists; --force overwrites it, and without --size"):
-        needed(source, request, len, path, 3, False)
+        plan_by_sensitivity(source, request, len, path, 3, False)
     with pytest.raises(UsageError, match="no formats are so small"):
-        needed(source, request, min, None, 3, False)
+        plan_by_sensitivity(source, request, min, None, 3, False)
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
-        new, made = needed(source, request, len, at, 3, force)
+        new, made = plan_by_sensitivity(source, request, len, at, 3, force)
         assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
         assert at is None or read_formats(at, SimpleNamespace(tensors=[SimpleNamespace(name="a")])) == {"a": "Q8_0"}
     assert asked == [("m", 3), ("the scaled one", len, 3)] * 3
@@ -1156,7 +1165,7 @@ def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("LOCALLLM_API_KEY", said)
         assert endpoint.key_of(None) == known
     with pytest.raises(UsageError, match="fast is not for an endpoint: the server sets it"):
-        endpoint.opened(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
+        endpoint.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("layers", "used", "said"), [

@@ -10,7 +10,7 @@ import localllm
 from localllm.cli.commands.completion import possible
 from localllm.cli.commands.config import config
 from localllm.cli.commands.map import of_input
-from localllm.cli.interactive.settings import changed
+from localllm.cli.interactive.settings import change_option
 from localllm.cli.interactive.slash_commands import execute
 from localllm.cli.open_model import compiling
 from localllm.cli.terminal.output import ProgressLine
@@ -488,9 +488,9 @@ def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
     with pytest.raises(UsageError, match=r"there is no option 'xyzzyx'; Tab behind /set lists them$"):
-        changed(GenerationOptions(), "xyzzyx", "1")
+        change_option(GenerationOptions(), "xyzzyx", "1")
     with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
-        changed(GenerationOptions(), "temperatur", "1")
+        change_option(GenerationOptions(), "temperatur", "1")
 
 
 def test_tables_fit_the_terminal():

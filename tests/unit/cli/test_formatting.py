@@ -84,7 +84,7 @@ def test_a_table_on_a_terminal_has_the_columns_that_fit(monkeypatch, wide: int, 
 )  # fmt: skip
 def test_columns_for_which_there_is_room(wide: int, widths: list[int]):
     """One that may be cut keeps ten letters; the first is there in any case."""
-    assert render.fitted([5, 20, 3], [False, True, False], wide) == widths
+    assert render.fit_columns([5, 20, 3], [False, True, False], wide) == widths
 
 
 def test_long_cells_are_cut():
@@ -269,14 +269,14 @@ def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal,
 def test_models_that_are_there_and_known():
     whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"))
     part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
-    assert list_command.on_disk([]) == list_command.known_ones([]) == ""
+    assert list_command.on_disk([]) == list_command.table_of_available([]) == ""
     assert [line.split() for line in list_command.on_disk([whole, part]).splitlines()] == [
         ["name", "size", "format", "path"],
         ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
         ["b", "30", "B", "incomplete", "/m/b.gguf"],
     ]
     known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
-    assert list_command.known_ones([known]).splitlines()[1].split() == [
+    assert list_command.table_of_available([known]).splitlines()[1].split() == [
         "c",
         "700.0",
         "MB",
@@ -372,23 +372,24 @@ def test_options_of_a_conversation():
     for name, text, value in (
         ("--max-tokens", "7", 7), ("n", "-1", None), ("stop", "a;b", ("a", "b")), ("keep", "default", None),
     ):  # fmt: skip
-        changed = chat_options.changed(usual, name, text)
+        changed = chat_options.change_option(usual, name, text)
         assert getattr(changed, chat_options.OTHER_NAMES.get(name, name.lstrip("-").replace("-", "_"))) == value
-    assert chat_options.changed(usual, "temp", "0.5").sampling.temperature == 0.5
-    assert chat_options.changed(usual, "ignore_eos", "on").sampling.ignore_eos is True
-    assert chat_options.changed(chat_options.changed(usual, "temp", "0.5"), "temp", "default") == usual
+    assert chat_options.change_option(usual, "temp", "0.5").sampling.temperature == 0.5
+    assert chat_options.change_option(usual, "ignore_eos", "on").sampling.ignore_eos is True
+    assert chat_options.change_option(chat_options.change_option(usual, "temp", "0.5"), "temp", "default") == usual
     for name, text, problem in (
         ("nothing", "1", "there is no option"), ("ignore_eos", "1", "on or off"), ("top_k", "1.5", "a whole number"),
         ("temp", "x", "a number"), ("logit_bias", "1", "cannot be set here"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=problem):
-            chat_options.changed(usual, name, text)
-    shown = {name: is_usual for name, _, is_usual in chat_options.told(chat_options.changed(usual, "top_k", "3"))}
+            chat_options.change_option(usual, name, text)
+    settings = chat_options.list_settings(chat_options.change_option(usual, "top_k", "3"))
+    shown = {name: is_usual for name, _, is_usual in settings}
     assert not shown["top_k"] and shown["temperature"]
 
 
 def test_settings_of_a_session_count_where_nothing_was_typed():
-    typed = chat_options.changed(GenerationOptions(), "temp", "0.5")
+    typed = chat_options.change_option(GenerationOptions(), "temp", "0.5")
     merged = chat_options.with_settings(typed, {"temperature": 0.9, "stop": ["a"], "top_k": "x", "gone": 1, "keep": 3})
     assert (merged.sampling.temperature, merged.stop, merged.sampling.top_k, merged.keep) == (
         0.5, ("a",), typed.sampling.top_k, None,
@@ -441,7 +442,7 @@ def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
 )
 def test_only_a_yes_is_a_yes(monkeypatch, capsys, typed: str, yes: bool):
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    assert pulling.confirmed("Sure?\x1b") is yes
+    assert pulling.confirm("Sure?\x1b") is yes
     assert capsys.readouterr().err == "Sure?\N{REPLACEMENT CHARACTER} [y/N] "
 
 

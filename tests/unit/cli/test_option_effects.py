@@ -94,7 +94,7 @@ ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking an
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
 def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    place = {"run": (run, "begin"), "chat": (chat, "answer_once"), "map": (map, "begun")}[name]
+    place = {"run": (run, "begin"), "chat": (chat, "answer_once"), "map": (map, "open_mapping")}[name]
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
 
     def chosen(*more: str) -> Told:
@@ -125,7 +125,7 @@ def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_pa
     """What run tells who writes the receipt: nothing that it has read is replaced."""
     other = project.__file__
     prepared = told_by(
-        (run, "prepared"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
+        (run, "prepare_options"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
     )
     assert (prepared["path"], prepared["inputs"], prepared["force"]) == (str(tmp_path / "r"), [__file__, other], True)
 
@@ -150,7 +150,7 @@ JOB = {"n": 1, "precise": True, "context": None, "threads": None, "kv_type": "f1
 def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("long line\nHi\n")
     monkeypatch.setattr("os.path.abspath", lambda path: path)
-    told = told_by((map, "begun"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    told = told_by((map, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
     assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
     assert {name: told[name] for name in ("ray", "raw", "there")} == {"ray": None, "raw": False, "there": None} | more
@@ -159,7 +159,7 @@ def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypa
 @pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])
 def test_in_which_order_map_answers(line: str, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("a long line\nHi\n")
-    monkeypatch.setattr(map, "begun", lambda *arguments: nullcontext())
+    monkeypatch.setattr(map, "open_mapping", lambda *arguments: nullcontext())
     told = told_by((map, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert [record["input"] for record in told["records"]] == (["Hi", "a long line"] if line else ["a long line", "Hi"])
     assert told["as_finished"] == bool(line)
@@ -185,7 +185,9 @@ ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
 )  # fmt: skip
 def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
     name, *words = line.split()
-    told = told_by((map if name == "map" else endpoint, "opened"), name, *words, "--endpoint", "http://x", stdin=b"Hi")
+    told = told_by(
+        (map if name == "map" else endpoint, "open_remote"), name, *words, "--endpoint", "http://x", stdin=b"Hi"
+    )
     assert (told["model"], told["refused"], told["place"]["url"]) == (model, refused, "http://x/v1")
 
 
@@ -194,7 +196,7 @@ def test_what_is_mapped_by_whom(tiny: str, monkeypatch, tmp_path):
     path = tmp_path / "in"
     path.write_text("a\nb\n")
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    monkeypatch.setattr(map, "opened", lambda place, model, *more, **named: [model])
+    monkeypatch.setattr(map, "open_remote", lambda place, model, *more, **named: [model])
     monkeypatch.chdir(tmp_path)
     here = told_by((map_service, "Mapping"), "map", tiny, path, "-p", "{line}")
     assert here["job"]["path"] == tiny and [record["input"] for record in here["records"]] == ["a", "b"]
@@ -377,7 +379,7 @@ def test_defaults_are_those_that_the_help_tells(name: str):
         elif param.default is not None:
             told = re.search(r"\[default: ([^\],;]*)", param.help)
             assert told, param.name
-            assert param.converted(told[1]) == param.default, param.name
+            assert param.convert(told[1]) == param.default, param.name
 
 
 # ---- what is refused before anything is opened

@@ -605,7 +605,7 @@ def test_rm(folder, words: list[str], typed: str, there: tuple, removed: bool | 
     path, said = write_tiny_model(folder / "m.gguf"), list[str]()
     monkeypatch.setattr(rm, "dim", said.append)
     monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
-    monkeypatch.setattr(rm, "confirmed", lambda question: said.append(question) or typed == "y\n")
+    monkeypatch.setattr(rm, "confirm", lambda question: said.append(question) or typed == "y\n")
     if removed is None:
         with pytest.raises(UsageError, match="m: cannot ask for confirmation without a terminal; --force removes it"):
             invoke("rm", "m")
@@ -633,9 +633,9 @@ def test_what_cannot_be_removed(folder, monkeypatch):
 def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
     asked: list[str] = []
     missing = MissingError(HubReference("qwen3-4b", "a/b", megabytes=megabytes))
-    monkeypatch.setattr(pulling, "confirmed", lambda question: bool(asked.append(question)))
+    monkeypatch.setattr(pulling, "confirm", lambda question: bool(asked.append(question)))
     with pytest.raises(MissingError):
-        pulling.offered(missing)
+        pulling.offer_pull(missing)
     assert asked == [f"qwen3-4b is not on this computer. Pull it{size}?"]
 
 

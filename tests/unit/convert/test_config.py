@@ -333,13 +333,16 @@ def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(30)))
     entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
-    found = weights.stored(path, "t", entry, 10)
+    found = weights.stored_tensor(path, "t", entry, 10)
     assert (found.name, found.dtype, found.shape, found.start) == ("t", "BF16", (3, 2), 14)
     assert found.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
-    assert weights.stored(path, "t", {**entry, "dtype": "F8"}, 10).shape == (3, 2)  # of a kind that is listed only
+    assert weights.stored_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
+        3,
+        2,
+    )  # of a kind that is listed only
     for end in (15, 17):
         with pytest.raises(ValueError, match=rf"^tensor t: {end - 4} bytes; expected 6 numbers$"):
-            weights.stored(path, "t", {**entry, "data_offsets": [4, end]}, 10)
+            weights.stored_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
     assert found.rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):

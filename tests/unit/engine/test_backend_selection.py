@@ -37,7 +37,7 @@ from localllm.engine.run import Runs
 from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.split import split
+from localllm.engine.trace.split import split_at_layer
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch
@@ -378,15 +378,15 @@ def test_forms_are_made_once():
 def test_where_a_model_is_cut():
     """In front of a layer, where least has to cross, and of equal places at the first."""
     operations = chain("embed", "a", "wide", "b", "end", weights={"a": 0, "b": 1})
-    halves = split(operations, 1)
+    halves = split_at_layer(operations, 1)
     assert ([one.verb for one in halves.before], [x.columns for x in halves.crossing]) == (["embed", "a"], [5])
     assert [one.verb for one in halves.behind] == ["wide", "b", "end"]
     for layer, verbs in ((0, []), (2, ["embed", "a", "wide", "b", "end"])):
-        assert [one.verb for one in split(operations, layer).before] == verbs
+        assert [one.verb for one in split_at_layer(operations, layer).before] == verbs
     narrow = chain("embed", "a", "wide", "b", weights={"a": 0, "b": 1})
     narrow[2] = other("narrow", narrow[2].inputs, Activation(ALL, 3))
     narrow[3] = at("b", 1, (narrow[2].output,), Activation(ALL, 9))
-    assert [one.verb for one in split(narrow, 1).before] == ["embed", "a", "narrow"]
+    assert [one.verb for one in split_at_layer(narrow, 1).before] == ["embed", "a", "narrow"]
     for entangled in (chain("b", "a", weights={"a": 0, "b": 1}), chain("a", "b", weights={"a": 0, "b": 1})):
         if entangled[0].verb == "a":
             made = Activation(WANTED, 4)
@@ -395,7 +395,7 @@ def test_where_a_model_is_cut():
                 at("b", 1, (made,), made),
             ]
         with pytest.raises(UnsupportedError, match=r"^the layers before and from 1 on cannot be computed apart$"):
-            split(entangled, 1)
+            split_at_layer(entangled, 1)
 
 
 def test_squares_are_summed_up_once_for_all_who_read():
@@ -576,7 +576,9 @@ def test_what_reads_whole_texts_is_made_once():
         return len(made)
 
     kinds = [("embedder", None), ("embedder", "mean"), ("reranker", None)]
-    assert [model._opened(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3] and made == [(3, 99)] * 3
+    assert [model._open_engine(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3] and made == [
+        (3, 99)
+    ] * 3
 
 
 def test_files_that_a_model_was_read_from():

@@ -133,7 +133,7 @@ def test_a_cache_takes_what_it_gets(monkeypatch):
             raise MemoryLimitError("no")
         return SimpleNamespace(is_whole=True)
 
-    monkeypatch.setattr(KVCache, "_reserved", reserve)
+    monkeypatch.setattr(KVCache, "_reserve", reserve)
     for room, most, contexts, tried in (
         (1 << 40, 1 << 40, 16, [33]), (1 << 40, 9 * one, 4, [33, 9]), (1 << 40, 3 * one, 1, [33, 9, 3]),
         (2 * 33 * one, 1 << 40, 16, [33]), (2 * 33 * one - 2, 1 << 40, 4, [9]), (0, 1 << 40, 1, [3]),
@@ -199,12 +199,14 @@ def test_layers_of_both(monkeypatch, on_cpu):
         monkeypatch.setattr(f"{module}.{name}", lambda *given, **named: [made.setdefault(name, given), value][1])
 
     states = [Paged(0, 1, 16, 16), Latent(1, 16, 16), Paged(2, 1, 16, 16)]
-    card = SimpleNamespace(warning="slow card", pinned=lambda size: np.zeros(size, np.uint8), close=lambda: None)
+    card = SimpleNamespace(
+        warning="slow card", allocate_pinned=lambda size: np.zeros(size, np.uint8), close=lambda: None
+    )
     cache = SimpleNamespace(pages=3, window=0, place_bytes=5, sequences=(1,))
     halves = SimpleNamespace(before=["before"], behind=["behind"], crossing=[x(20)])
     front = SimpleNamespace(warning="slow kernels")
-    for name, value in (("CudaCache", cache), ("KVCache", cache), ("CudaProgram", None), ("split", halves),
-                        ("compiled", front)):  # fmt: skip
+    for name, value in (("CudaCache", cache), ("KVCache", cache), ("CudaProgram", None), ("split_at_layer", halves),
+                        ("compile_program", front)):  # fmt: skip
         keep(name, value)
     options = EngineOptions(threads=3)
     backend = CudaBackend(card, ["operations"], states, 64, options, on_cpu, 9)
@@ -215,8 +217,13 @@ def test_layers_of_both(monkeypatch, on_cpu):
     assert backend.warning == ("slow kernels" if on_cpu else "slow card")
     assert backend.place_bytes == (10 if on_cpu else 5)
     if on_cpu:
-        assert made["split"] == (["operations"], 1) and made["KVCache"] == (states[:1], 64, options.kv_cache_type, (1,))
-        before, places, threads, progress, crossing = made["compiled"]
+        assert made["split_at_layer"] == (["operations"], 1) and made["KVCache"] == (
+            states[:1],
+            64,
+            options.kv_cache_type,
+            (1,),
+        )
+        before, places, threads, progress, crossing = made["compile_program"]
         assert (before, places.cache, threads, progress, crossing) == (["before"], cache, 3, None, taken)
         assert [(key.columns, rows.shape, rows.dtype) for key, rows in taken.items()] == [(20, (512, 48), np.float32)]
     else:
@@ -264,9 +271,9 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
         assert [one.verb for one in fusing] == ["external_input", "slice_columns"] and fusing[0].memory is head._shown
         head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._shown[:2, :12].tolist()))
         rows = np.arange(24, dtype=np.float32).reshape(2, 12)
-        assert head.fused(rows) == (2, 512 // PAGE, rows.tolist())
+        assert head.fuse_hidden_states(rows) == (2, 512 // PAGE, rows.tolist())
     else:
-        assert beside == [] and head.fused("rows") == "rows"
+        assert beside == [] and head.fuse_hidden_states("rows") == "rows"
 
 
 @pytest.mark.parametrize(

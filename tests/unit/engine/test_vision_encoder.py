@@ -14,7 +14,7 @@ from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 
 from localllm.arch.kv_cache_types import KVType
-from localllm.arch.vision.anyres import Anyres, arranged
+from localllm.arch.vision.anyres import Anyres, arrange_rows
 from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
@@ -54,7 +54,7 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
     pixels, windows = h.rows(shown, weights), h.windows(grid)
     b = builder(pixels, h.turns(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
-    rows = family.gathered(h, family.tower(b, weights, h, pixels), grid)
+    rows = family.gather(h, family.tower(b, weights, h, pixels), grid)
     return h.with_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
@@ -67,7 +67,7 @@ def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, VisionEncode
 def test_as_the_reference(tmp_path, name):
     file, reader = opened(tmp_path, name)
     for size in SIZES:
-        for shown in reader.family.prepared(reader.hyperparameters, picture(size)).pictures:
+        for shown in reader.family.prepare(reader.hyperparameters, picture(size)).pictures:
             found = reader.read(shown)
             assert nmse(found, twin(file, reader, shown)) < bound(1e-10, 1e-6)
     reader.close()
@@ -77,7 +77,7 @@ def test_pictures_differ(tmp_path):
     """Every patch counts, and one after the other is as each alone."""
     _, reader = opened(tmp_path, "gemma3")
     first, second = (
-        reader.family.prepared(reader.hyperparameters, picture((70, 60), seed)).pictures[0] for seed in (1, 2)
+        reader.family.prepare(reader.hyperparameters, picture((70, 60), seed)).pictures[0] for seed in (1, 2)
     )
     rows = reader.read(first)
     assert nmse(reader.read(second), rows) > 1e-3
@@ -91,7 +91,7 @@ def test_pictures_differ(tmp_path):
 def test_threads_wait_for_each_other(tmp_path):
     """One program's buffers hold one picture."""
     _, reader = opened(tmp_path, "idefics3")
-    (shown, *_) = reader.family.prepared(reader.hyperparameters, picture((64, 64))).pictures
+    (shown, *_) = reader.family.prepare(reader.hyperparameters, picture((64, 64))).pictures
     free, reader.lock = reader.lock, TakenLock()
     for call in (lambda: reader.read(shown), reader.close):
         with pytest.raises(BlockingIOError):
@@ -151,7 +151,7 @@ def test_other_formats(tmp_path, format):
 def test_how_gemma_3_prepares(tmp_path):
     _, reader = opened(tmp_path, "gemma3")
     shown = picture((131, 90))
-    made = reader.family.prepared(reader.hyperparameters, shown)
+    made = reader.family.prepare(reader.hyperparameters, shown)
     assert made.parts == ["<start_of_image>", 0, "<end_of_image>"]
     by_columns = shown.resize((56, 90), Image.Resampling.BILINEAR)
     assert np.array_equal(made.pictures[0], by_columns.resize((56, 56), Image.Resampling.BILINEAR))
@@ -172,12 +172,12 @@ def test_gemma_3_pans_and_scans(tmp_path, size, sides):
     """Crops between the borders that transformers 5.23 has (pan_and_scan_batched), behind the whole picture."""
     _, reader = opened(tmp_path, "gemma3")
     h, shown = reader.hyperparameters, picture(size)
-    made, whole = reader.family.panned(h, shown), reader.family.prepared(h, shown)
+    made, whole = reader.family.panned(h, shown), reader.family.prepare(h, shown)
     numbers = np.asarray(shown)
     cut = [
         numbers[:, begin:end] if size[0] > size[1] else numbers[begin:end] for begin, end in itertools.pairwise(sides)
     ]
-    squares = [reader.family.prepared(h, Image.fromarray(part)).pictures[0] for part in cut]
+    squares = [reader.family.prepare(h, Image.fromarray(part)).pictures[0] for part in cut]
     assert len(made.pictures) == 1 + len(squares) and (cut or made.parts == whole.parts)
     for one, other in zip(made.pictures, [*whole.pictures, *squares], strict=True):
         assert np.array_equal(one, other)
@@ -190,7 +190,7 @@ def test_gemma_3_pans_and_scans(tmp_path, size, sides):
 def test_how_idefics_3_prepares(tmp_path, size, grid):
     """Squares of 56, the longer side of the image 112, and then all of it; each row of squares ends with its line."""
     _, reader = opened(tmp_path, "idefics3")
-    made = reader.family.prepared(reader.hyperparameters, picture(size))
+    made = reader.family.prepare(reader.hyperparameters, picture(size))
     columns, rows = grid
     assert [shown.size for shown in made.pictures] == [(56, 56)] * (columns * rows + 1)
     text = "".join(f"[{part}]" if isinstance(part, int) else part for part in made.parts)
@@ -207,10 +207,10 @@ def test_how_llava_prepares(tmp_path):
     """Bars above and below, or on both sides."""
     _, reader = opened(tmp_path, "llava")
     for size, bars in (((112, 56), ((0, 0), (55, 13))), ((56, 112), ((0, 0), (13, 55)))):
-        (square,) = reader.family.prepared(reader.hyperparameters, picture(size)).pictures
+        (square,) = reader.family.prepare(reader.hyperparameters, picture(size)).pictures
         assert square.size == (56, 56) and all(square.getpixel(place) == (122, 116, 104) for place in bars)
         assert square.getpixel((28, 28)) != (122, 116, 104)
-    (square,) = reader.family.prepared(reader.hyperparameters, picture((112, 112))).pictures
+    (square,) = reader.family.prepare(reader.hyperparameters, picture((112, 112))).pictures
     by_columns = picture((112, 112)).resize((56, 112), Image.Resampling.BICUBIC)
     assert np.array_equal(square, by_columns.resize((56, 56), Image.Resampling.BICUBIC))
     reader.close()
@@ -227,7 +227,7 @@ def test_how_llava_16_cuts(tmp_path, size, grid, lines, across):
     """All of it, and tiles whose rows without bars are lines, each with its end."""
     _, reader = opened(tmp_path, "llava16")
     h, (columns, rows) = reader.hyperparameters, grid
-    prepared = reader.family.prepared(h, picture(size))
+    prepared = reader.family.prepare(h, picture(size))
     assert {square.size for square in prepared.pictures} == {(56, 56)} and prepared.parts == [0]
     assert len(prepared.pictures) == 1 + columns * rows
     (all_rows,) = reader.read_all(prepared.pictures, size)
@@ -245,7 +245,7 @@ def test_tiles_one_behind_the_other(tmp_path):
     flat = {"vision.mm_patch_merge_type": "flat"}
     write_projector(projector("llava16", metadata=flat), tmp_path / "flat.gguf")
     reader = VisionEncoder(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
-    pictures = reader.family.prepared(reader.hyperparameters, picture((500, 100))).pictures
+    pictures = reader.family.prepare(reader.hyperparameters, picture((500, 100))).pictures
     (rows,) = reader.read_all(pictures, (500, 100))
     assert np.array_equal(rows, np.concatenate([reader.read(each) for each in pictures]))
     reader.close()
@@ -262,7 +262,7 @@ def test_as_transformers_puts_lines_together():
         columns, rows = most_used(tuple(size), how.sizes)
         count = 1 + columns * rows // 336**2
         numbers = np.arange(count * 24**2, dtype=np.float32).reshape(count, -1, 1)
-        found = arranged(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
+        found = arrange_rows(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
         assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest, size
 
 
@@ -370,7 +370,7 @@ def test_how_qwen_prepares(tmp_path, size, wanted, bars):
     """Whole squares of 28 pixels, 8 of them at least and 4096 at most; black bars where the shape is another."""
     _, reader = opened(tmp_path, "qwen25vl")
     white = Image.new("RGB", size, (255, 255, 255))
-    made = reader.family.prepared(reader.hyperparameters, white)
+    made = reader.family.prepare(reader.hyperparameters, white)
     (shown,) = made.pictures
     assert shown.size == wanted and made.parts == ["<|vision_start|>", 0, "<|vision_end|>"]
     lit = np.asarray(shown)[:, :, 0] == 255
@@ -393,7 +393,7 @@ def test_how_internvl_prepares(tmp_path, size, grid, bars):
     """Up to 12 tiles row by row, with black bars, then all of it; an image that is no larger than a tile is not cut."""
     _, reader = opened(tmp_path, "internvl")
     white = Image.new("RGB", size, (255, 255, 255))
-    made = reader.family.prepared(reader.hyperparameters, white)
+    made = reader.family.prepare(reader.hyperparameters, white)
     columns, rows = grid
     assert made.parts == ["<img>", *range(columns * rows + 1), "</img>"]
     assert {shown.size for shown in made.pictures} == {(56, 56)} and len(made.pictures) == columns * rows + 1
@@ -408,7 +408,7 @@ def test_how_internvl_prepares(tmp_path, size, grid, bars):
 def test_how_lfm2_cuts(tmp_path, size, grid):
     """The grid whose shape is nearest, of equal ones the one with the most tiles of which half is filled."""
     _, reader = opened(tmp_path, "lfm2")
-    made, (columns, rows) = reader.family.prepared(reader.hyperparameters, picture(size)), grid
+    made, (columns, rows) = reader.family.prepare(reader.hyperparameters, picture(size)), grid
     *tiles, whole = made.pictures
     assert [tile.size for tile in tiles] == [(512, 512)] * (columns * rows) and whole.size[0] * whole.size[1] <= 1 << 20
     text = "".join(f"[{part}]" if isinstance(part, int) else part for part in made.parts)
@@ -421,7 +421,7 @@ def test_how_lfm2_prepares(tmp_path):
     """One picture of whole squares of 64 pixels, 64 of them at least, that fills it."""
     _, reader = opened(tmp_path, "lfm2")
     for size, wanted in (((131, 90), (640, 448)), ((1000, 700), (1024, 704)), ((1024, 2000), (704, 1408))):
-        made = reader.family.prepared(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
+        made = reader.family.prepare(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
         assert made.parts == ["<|image_start|>", 0, "<|image_end|>"]
         assert made.pictures[0].size == wanted and np.asarray(made.pictures[0]).min() == 255
     reader.close()
@@ -430,7 +430,7 @@ def test_how_lfm2_prepares(tmp_path):
 def test_how_pixtral_prepares(tmp_path):
     """Whole squares of 28 pixels; each line of rows but the last ends with one of its own."""
     file, reader = opened(tmp_path, "mistral3")
-    made = reader.family.prepared(reader.hyperparameters, picture((131, 90)))
+    made = reader.family.prepare(reader.hyperparameters, picture((131, 90)))
     (shown,) = made.pictures
     assert shown.size == (140, 84) and made.parts == [0, "[IMG_END]"]
     rows = reader.read(shown)

@@ -26,7 +26,7 @@ def family(project_columns: int = 5, names=("tower", "project")) -> SimpleNamesp
     return SimpleNamespace(
         tower=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
         project=lambda b, weights, h, x: b.linear(x, w(project_columns, 6, name=names[1])),
-        gathered=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
+        gather=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
     )
 
 
@@ -99,9 +99,9 @@ def test_a_picture_is_read_by_both_programs(programs):
         path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", turns=lambda grid: f"turns of {grid}",
         rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
         with_breaks=lambda rows, grid, weights: (rows, grid, weights),
-        arranged=lambda rows, size, weights: (rows, size, weights),
+        arrange=lambda rows, size, weights: (rows, size, weights),
     )  # fmt: skip
-    reader.family = SimpleNamespace(gathered=lambda hyperparameters, rows, grid: f"gathered {rows}")
+    reader.family = SimpleNamespace(gather=lambda hyperparameters, rows, grid: f"gathered {rows}")
     reader._weights, reader._options, reader.lock, reader._programs = "W", "options", Lock(), []
     reader._said = "tower", "project"
     expected = "project of gathered tower of rows of P by W", "grid of P", "W"
@@ -156,7 +156,7 @@ def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
     part = trace_part(lambda b, weights, h, x: x, file(), H, rows, 4)
     monkeypatch.setattr(pictures, "RunCache", lambda *given: heard.append(given) or "cache")
     program = SimpleNamespace(close="close")
-    monkeypatch.setattr(pictures, "compiled", lambda *given, **named: heard.append((given, named)) or program)
+    monkeypatch.setattr(pictures, "compile_program", lambda *given, **named: heard.append((given, named)) or program)
     options = SimpleNamespace(thread_count=3, progress="progress")
     made = VisionProgram(part, H, options, True)
     cache, ((operations, places, threads, progress), named) = heard
@@ -177,7 +177,7 @@ def test_pairs(programs, monkeypatch):
         token_embd=w(5, 2, name="t"), position_embd=w(4, 2, name="p", first=100),
     )  # fmt: skip
     reader._weights = SimpleNamespace(part=lambda prefix: table if prefix == "t." else 1 // 0)
-    monkeypatch.setattr(clip, "prepared", lambda h, picture: (h, picture))
+    monkeypatch.setattr(clip, "prepare", lambda h, picture: (h, picture))
 
     def run(self, rows):
         self.ran.append(rows.tolist())

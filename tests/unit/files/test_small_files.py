@@ -308,7 +308,7 @@ def test_the_least_likely_are_kept_alike():
 
 def test_a_file_of_logits(tmp_path):
     chunks = np.arange(10).reshape(2, 5)
-    assert [logits_file.scored_tokens(size) for size in (4, 5, 512)] == [1, 2, 255]
+    assert [logits_file.count_scored_tokens(size) for size in (4, 5, 512)] == [1, 2, 255]
     path, rows = tmp_path / "x", np.arange(2 * 2 * 8, dtype=np.uint16)
     with logits_file.LogitsWriter(path, chunks, 3) as file:
         file.write(rows[:16])

@@ -14,7 +14,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import ContextError, UsageError
 from localllm.generation import context_overflow as overflow
-from localllm.generation.context_overflow import ShiftedSequence, rolling, unneeded
+from localllm.generation.context_overflow import ShiftedSequence, count_droppable, rolling
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
@@ -92,7 +92,7 @@ def test_half_goes_at_once():
 def test_how_much_is_forgotten(length: int, keep: int, within: tuple[int, ...], count: int, monkeypatch):
     """Half in whole pages, or more where that is in an image, or all."""
     monkeypatch.setattr(overflow, "is_within", lambda held, place: place in within)
-    assert unneeded([0] * length, keep) == count
+    assert count_droppable([0] * length, keep) == count
 
 
 def test_all_goes_where_there_is_no_page():

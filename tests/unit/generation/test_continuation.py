@@ -9,7 +9,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.errors import UsageError
-from localllm.generation.chat_format import begun_answer
+from localllm.generation.chat_format import find_partial_answer
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import FORMATS, Tags
 from tests.unit.generation.tools.test_tool_grammar import QWEN
@@ -206,9 +206,9 @@ def test_what_has_begun():
         (answer("", reasoning="b"), PartialAnswer("", "b")), (answer(f"{opens}b{closes}a"), PartialAnswer("a", "b")),
         (answer(f"{opens}\nb "), PartialAnswer("", "b ")), (answer(f"a{opens}b"), PartialAnswer(f"a{opens}b")),
     ]:  # fmt: skip
-        assert begun_answer([final], None, think) == found
-    assert begun_answer([answer("", thinking="b")], None, None) == PartialAnswer()
-    assert begun_answer([], None, None) is None
+        assert find_partial_answer([final], None, think) == found
+    assert find_partial_answer([answer("", thinking="b")], None, None) == PartialAnswer()
+    assert find_partial_answer([], None, None) is None
 
 
 @pytest.mark.parametrize("name", released_names())

@@ -26,9 +26,9 @@ from localllm.generation.diffusion import (
     RANDOM,
     DiffusionModel,
     DiffusionOptions,
+    denoise,
     diffusion_model,
     draw,
-    filled,
     how_many,
     logits_for,
     plan,
@@ -68,7 +68,7 @@ def certain(answer: list[int], surer: float = 0.0):
 def test_all_places_are_filled_in_the_end():
     answer = [1, 2, 3, 4, 5, 6, 7, 8]
     for options in (DiffusionOptions(6, 4, 1e-3), DiffusionOptions(6, 6, block_length=2), DiffusionOptions(6, 20, 0.5)):
-        states = list(filled(certain(answer), answer[:2], options))
+        states = list(denoise(certain(answer), answer[:2], options))
         assert len(states) == options.steps
         assert states[-1] == answer[2:]
         masks = [state.count(MASK) for state in states]
@@ -76,7 +76,7 @@ def test_all_places_are_filled_in_the_end():
 
 
 def test_blocks_come_one_after_the_other():
-    states = list(filled(certain([0] * 10), [0, 0], DiffusionOptions(8, 4, block_length=4)))
+    states = list(denoise(certain([0] * 10), [0, 0], DiffusionOptions(8, 4, block_length=4)))
     assert [[token == MASK for token in state] for state in states] == [
         [False] * done + [True] * (8 - done) for done in (2, 4, 6, 8)
     ]
@@ -85,14 +85,14 @@ def test_blocks_come_one_after_the_other():
 
 
 def test_the_surest_place_is_filled_first():
-    first = next(filled(certain([0] * 8, surer=0.5), [0, 0], DiffusionOptions(6, 6, block_length=6)))
+    first = next(denoise(certain([0] * 8, surer=0.5), [0, 0], DiffusionOptions(6, 6, block_length=6)))
     assert first == [MASK] * 5 + [0]
 
 
 def test_logits_may_be_for_the_place_behind():
     answer = [1, 2, 3, 4, 5]
     shifted = certain([*answer[1:], 0])._replace(is_shifted=True)
-    assert list(filled(shifted, [1], DiffusionOptions(4, 2, 1e-3)))[-1] == answer[1:]
+    assert list(denoise(shifted, [1], DiffusionOptions(4, 2, 1e-3)))[-1] == answer[1:]
 
 
 def test_guidance_goes_away_from_what_is_said_without_the_prompt():
@@ -102,15 +102,15 @@ def test_guidance_goes_away_from_what_is_said_without_the_prompt():
         return rows
 
     plain, guided = (DiffusionOptions(1, 1, 1e-3, guidance=guidance) for guidance in (0.0, 2.0))
-    assert next(filled(DiffusionModel(read, MASK, False), [1], plain)) == [3]
-    assert next(filled(DiffusionModel(read, MASK, False), [1], guided)) == [4]
+    assert next(denoise(DiffusionModel(read, MASK, False), [1], plain)) == [3]
+    assert next(denoise(DiffusionModel(read, MASK, False), [1], guided)) == [4]
 
 
 @pytest.mark.parametrize("algorithm", [ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE])
 def test_algorithms_repeat_with_their_seed(algorithm):
     options = DiffusionOptions(6, 6, 1e-3, algorithm=algorithm, temperature=1.0, algorithm_temperature=0.3, seed=4)
     flat = DiffusionModel(lambda tokens: np.zeros((len(tokens), VOCAB), np.float32), MASK, False)
-    assert list(filled(flat, [1], options)) == list(filled(flat, [1], options))
+    assert list(denoise(flat, [1], options)) == list(denoise(flat, [1], options))
 
 
 def test_draws_are_as_likely_as_they_should_be():
@@ -141,14 +141,14 @@ def test_how_sure_a_place_is():
 
 def test_by_time_the_last_step_fills_what_is_left():
     """A step fills the share of what is masked by which the time that is left shrinks, down to epsilon."""
-    states = list(filled(certain([0] * 101), [0], DiffusionOptions(100, 4, 0.5)))
+    states = list(denoise(certain([0] * 101), [0], DiffusionOptions(100, 4, 0.5)))
     assert [state.count(MASK) for state in states] == [88, 76, 64, 0]
 
 
 def test_nothing_is_read_for_steps_that_have_no_place_to_fill():
     known, reads = certain([0] * 6), []
     counting = known._replace(read=lambda tokens: reads.append(tokens) or known.read(tokens))
-    states = list(filled(counting, [0, 0], DiffusionOptions(4, 8, block_length=2)))
+    states = list(denoise(counting, [0, 0], DiffusionOptions(4, 8, block_length=2)))
     assert [state.count(MASK) for state in states] == [3, 2, 2, 2, 1, 0, 0, 0]
     assert len(reads) == 4
 
@@ -167,7 +167,7 @@ def test_logits_of_a_place_with_and_without_the_prompt():
 
 def test_places_in_any_order():
     """By chance alone each place has its chance; a warm choice prefers the sure ones, a cold one takes them."""
-    origin = next(filled(certain([0] * 1001), [0], DiffusionOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
+    origin = next(denoise(certain([0] * 1001), [0], DiffusionOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
     assert abs(origin.count(0) - 125) < 40
     assert 0 < origin[:500].count(0) < origin.count(0)
     for algorithm, temperature, expected in (
@@ -175,7 +175,7 @@ def test_places_in_any_order():
     ):  # fmt: skip
         options = DiffusionOptions(1000, 4, 0.5, algorithm=algorithm, algorithm_temperature=temperature, seed=1)
         sure = certain([0] * 1001)._replace(read=certain([0] * 1001, surer=1e-3).read)
-        chosen = np.flatnonzero(np.array(next(filled(sure, [0], options))) == 0)
+        chosen = np.flatnonzero(np.array(next(denoise(sure, [0], options))) == 0)
         assert len(chosen) == 125
         assert abs(chosen.mean() - (expected if expected == 500 else 999 - 62)) < (60 if expected == 500 else 1e-6)
 
@@ -253,7 +253,7 @@ def test_nothing_is_chosen_for_the_user_but_how_many():
 ])  # fmt: skip
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError):
-        next(filled(certain([0] * 200), [1], DiffusionOptions(**wrong)))
+        next(denoise(certain([0] * 200), [1], DiffusionOptions(**wrong)))
 
 
 @pytest.mark.parametrize("sensible", [
@@ -261,12 +261,12 @@ def test_options_that_make_no_sense(wrong):
     {"steps": 10_000, "epsilon": 0.1}, {"block_length": 128, "steps": 1}, {"block_length": 1},
 ])  # fmt: skip
 def test_options_that_just_make_sense(sensible):
-    next(filled(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), DiffusionOptions(**sensible)))
+    next(denoise(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), DiffusionOptions(**sensible)))
 
 
 def test_room_for_a_prompt_and_its_places():
     with pytest.raises(UsageError, match="the prompt is empty"):
-        next(filled(certain([0]), [], DiffusionOptions(1, 1, 0.1)))
+        next(denoise(certain([0]), [], DiffusionOptions(1, 1, 0.1)))
     require_room(512, 512)
     with pytest.raises(
         ContextError, match=r"513 tokens .the prompt and the positions to fill. exceed the limit of 512"
@@ -346,7 +346,7 @@ def test_what_is_shown_while_places_are_filled(asked, visual: bool, monkeypatch,
     opened.context = 9999
     steps = [[72, 1, 9], [72, 105, 9, 72]]
     monkeypatch.setattr(filling, "diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
-    monkeypatch.setattr(filling, "filled", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
+    monkeypatch.setattr(filling, "denoise", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
     choices = SimpleNamespace(max_tokens=12, drawing=lambda: {})
     fill(opened, asked, choices, Diffusion(steps=2, visual=visual), ProgressLine())
     assert capsys.readouterr() == ("Hi\n", "1/2 H_\n2/2 Hi\n" * visual)

@@ -300,16 +300,16 @@ class Follower:
         twin.said = [*self.said]
         return twin
 
-    def allowed(self) -> np.ndarray:
+    def allowed_mask(self) -> np.ndarray:
         return np.isin(np.arange(9), self.tokens)
 
-    def unfinished(self, thinking: Thinking) -> np.ndarray:
+    def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         return np.isin(np.arange(9), [1, 2, 4, 8])
 
     def accept(self, token: int) -> None:
         self.said.append(token)
 
-    def expected(self) -> list[int]:
+    def expected_tokens(self) -> list[int]:
         return [7]
 
 
@@ -326,7 +326,7 @@ def guided(
 
 
 def may_come(guide: AnswerState) -> list[int] | None:
-    allowed = guide.allowed(8)
+    allowed = guide.allowed_mask(8)
     assert allowed is None or allowed.shape == (8,)
     return None if allowed is None else np.flatnonzero(allowed).tolist()
 
@@ -347,9 +347,9 @@ def test_whose_say_is_needed(matcher, calls, budget: int | None, expected: bool)
 
 def test_a_guide_from_token_to_token():
     """A thought may begin as its format says, is free, and the constraint hears of nothing but the answer."""
-    guide = guided(THINK.signed(), Follower(0, 1, 3, 8), **MARKS)
+    guide = guided(THINK.with_escapes(), Follower(0, 1, 3, 8), **MARKS)
     other, matcher = guide.copy(), guide._matcher
-    assert (may_come(guide), guide.expected(), guide.has_ended) == ([0, 1, 3], (), False)
+    assert (may_come(guide), guide.expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
     for token, allowed, expected, thoughts in (
         (3, [5], (5,), 0), (5, [1, 2, 4], (), 0), (1, [1, 2, 4], (), 1), (4, [0, 1], [7], 2), (1, [0, 1], [7], 2),
     ):  # fmt: skip
@@ -357,35 +357,35 @@ def test_a_guide_from_token_to_token():
         assert guide.has_ended == (guide.transcript.kind == ANSWER), "not within a thought"
         matcher.is_complete = False
         guide.accept(token)
-        assert (may_come(guide), guide.expected(), guide.thoughts) == (allowed, expected, thoughts)
+        assert (may_come(guide), guide.expected_tokens(), guide.thoughts) == (allowed, expected, thoughts)
     assert (matcher.said, guide.transcript.thinking, guide.transcript.text) == ([1], "a", "a")
     matcher.is_complete = True
     assert guide.has_ended
     other.accept(5)
     assert (other._matcher.said, other.transcript.text, may_come(other), other.thoughts) == ([5], "\n", [0, 1], 0)
-    free = guided(THINK.signed(), **MARKS)
+    free = guided(THINK.with_escapes(), **MARKS)
     for token in (3, 1, 4):
         free.accept(token)
-        assert (may_come(free), free.expected(), free.has_ended) == (None, (), False)
+        assert (may_come(free), free.expected_tokens(), free.has_ended) == (None, (), False)
     unmarked = guided(THINK, Follower(0, 1, 3))
     assert (unmarked.transcript.kind, may_come(unmarked)) == (ANSWER, [0, 1, 3])
 
 
 def test_a_guide_closes_what_has_used_up_the_budget():
     for matcher in (None, Follower(0, 1, 3)):
-        guide = guided(THINK.signed(), matcher, is_open=True, budget=2, **MARKS)
+        guide = guided(THINK.with_escapes(), matcher, is_open=True, budget=2, **MARKS)
         free, behind = (None, None) if matcher is None else ([1, 2, 4], [0, 1])
         assert may_come(guide) == free
         for token, allowed, expected in ((1, free, ()), (2, [4], (4, 5)), (4, [5], (5,))):
             guide.accept(token)
-            assert (may_come(guide), guide.expected()) == (allowed, expected)
+            assert (may_come(guide), guide.expected_tokens()) == (allowed, expected)
         guide.accept(5)
         assert (may_come(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
-        guide = guided(THINK.signed(), matcher, is_open=True, budget=0, **MARKS)
+        guide = guided(THINK.with_escapes(), matcher, is_open=True, budget=0, **MARKS)
         assert may_come(guide) == [4]
-        guide = guided(THINK.signed(), matcher, budget=0, **MARKS)
+        guide = guided(THINK.with_escapes(), matcher, budget=0, **MARKS)
         assert may_come(guide) == behind, "none may begin"
-        assert guided(THINK.signed(), matcher, is_open=True, budget=1, **MARKS).expected() == ()
+        assert guided(THINK.with_escapes(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
 
 
 def test_a_guide_where_every_answer_has_a_head():
@@ -403,7 +403,7 @@ def test_a_guide_where_every_answer_has_a_head():
 
 
 def test_a_constraint_that_has_thoughts_and_heads_too():
-    guide = guided(THINK.signed(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
+    guide = guided(THINK.with_escapes(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
     assert (guide.transcript.kind, may_come(guide)) == (None, [0, 1, 3])
     for token, kind, thoughts in ((3, THOUGHT, 0), (1, THOUGHT, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
         guide.accept(token)

@@ -364,7 +364,7 @@ class Scripted(Conversation):
         super().__init__()
         self.answers, self.heard = iter(answers), list[tuple]()
 
-    def _answered(self, system, history, options, is_own):
+    def _start_answer(self, system, history, options, is_own):
         self.heard.append((system, history, is_own))
         return history[-self.most :], next(self.answers)
 
@@ -503,7 +503,7 @@ def test_what_is_done_where_a_conversation_is_too_long(
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
     options = GenerationOptions(on_overflow=overflow, keep=keep)
     history = said([20, 10, 27])
-    kept, answer = session._answered([], history, options, own)
+    kept, answer = session._start_answer([], history, options, own)
     assert (kept, answer) == (history[-1:] if forgotten else history, (session.cache, session.tokenizer, "task"))
     ((prompt, chosen, decoder, earlier),) = tasks
     assert (len(prompt.ids), decoder, earlier, session.forgotten) == (length, "decoder", holds, forgotten)
@@ -563,7 +563,7 @@ def test_which_texts_end_an_answer_too():
 
 def test_a_conversation_that_is_given():
     session, heard = by_length(), list[tuple]()
-    session._answered = lambda *told, is_own: heard.append((*told[:2], is_own)) or ("kept", "answer")
+    session._start_answer = lambda *told, is_own: heard.append((*told[:2], is_own)) or ("kept", "answer")
     system = {"role": "system", "content": "S"}
     for messages, first in (([system, ASKED], 1), ([ASKED, system], 0), ([], 0), ([system, system], 1), (["x"], 0)):
         assert session.chat(tuple(messages)) == "answer"

@@ -138,14 +138,14 @@ class Gated(Lasting):
 
     def __init__(self) -> None:
         super().__init__(9, row)
-        self.entered, self.allowed = threading.Event(), threading.Event()
+        self.entered, self.allowed_mask = threading.Event(), threading.Event()
 
     def moment(self) -> None:
         super().moment()
         if self.entered.is_set() or self.moments < 99:
             return
         self.entered.set()
-        assert self.allowed.wait(SECONDS)
+        assert self.allowed_mask.wait(SECONDS)
 
 
 def members(batcher: StepBatcher, engine: FakeSequences, count: int) -> list[tuple[BatchMember, Any]]:
@@ -250,7 +250,7 @@ def test_what_is_being_read_is_waited_for():
 
     def withdraw() -> None:
         assert engine.entered.wait(SECONDS)
-        threading.Timer(0.05, engine.allowed.set).start()
+        threading.Timer(0.05, engine.allowed_mask.set).start()
         batcher.withdraw(sequence)
         order.append(f"withdrawn with {len(sequence.tokens)}")
 

@@ -26,14 +26,14 @@ from localllm.services.catalogue import (
     Known,
     MissingError,
     find_removable,
-    known_models,
     models_on_disk,
     parse_reference,
+    registry_models,
     resolve,
     select_files,
 )
 
-KNOWN = known_models()
+KNOWN = registry_models()
 
 
 @pytest.fixture(autouse=True)

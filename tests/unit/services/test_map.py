@@ -23,7 +23,7 @@ from localllm.cli.commands.map import finishing
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
-from localllm.services.map import MapJob, Mapping, belonging, in_order, shortest_first, unfinished
+from localllm.services.map import MapJob, Mapping, belonging, in_order, select_unfinished, shortest_first
 from localllm.services.map import result as result_of
 from localllm.services.records import Prompts, Record, read_records
 from localllm.text import sandbox
@@ -522,12 +522,12 @@ def test_results_of_another_input_are_not_touched():
 def test_a_record_that_failed_is_not_finished():
     """Even if an earlier one of its name is."""
     records = [Record(1, "a"), Record(2, "b", "wrong line"), Record(3, "c")]
-    assert unfinished(records, [{"id": 1}, {"id": 2}]) == records[1:]
+    assert select_unfinished(records, [{"id": 1}, {"id": 2}]) == records[1:]
 
 
 def test_an_id_is_known_by_its_type():
     records = [Record(1, "a"), Record("1", "b")]
-    assert unfinished(records, [{"id": "1", "input": "b"}]) == [records[0]]
+    assert select_unfinished(records, [{"id": "1", "input": "b"}]) == [records[0]]
 
 
 def test_two_processes_cannot_write_the_same_file(tmp_path: Path):

@@ -19,7 +19,7 @@ from localllm.cli.terminal.eta import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, scored_tokens, unpack
+from localllm.files.logits_file import LogitsFile, LogitsWriter, count_scored_tokens, pack, row_width, unpack
 from localllm.files.text_file import read_text
 from localllm.services import perplexity
 from localllm.services.chunks import split_chunks, with_bos
@@ -111,7 +111,7 @@ def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, 
     exact = exact_nll(tiny, chunks, bos)
     assert [result.chunks for result in results] == [1, 2, 3]
     np.testing.assert_allclose(results[-1].nll, exact, rtol=1e-4)  # keys and values are f16
-    np.testing.assert_array_equal(results[0].nll, results[-1].nll[: scored_tokens(SIZE)])
+    np.testing.assert_array_equal(results[0].nll, results[-1].nll[: count_scored_tokens(SIZE)])
     value, error = results[-1].perplexity
     assert value == pytest.approx(exp(exact.mean()), rel=bound(1e-5, in_tiles=1e-4))
     spread = (exact**2).mean() - exact.mean() ** 2

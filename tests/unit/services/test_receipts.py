@@ -370,7 +370,7 @@ def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):
     options = GenerationOptions(sampling=SamplingOptions(seed=1))
     object.__setattr__(options, "keep", object())
     with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
-        cli_receipt.prepared(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
+        cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
 
 
 def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashes: Path):

@@ -475,13 +475,13 @@ def test_options_by_name():
         ("samplers", "top_k;temperature", ("top_k", "temperature")), ("ignore_eos", "on", True),
         ("ignore_eos", "default", None), ("samplers", "default", None),
     ]:  # fmt: skip
-        options = chat_options.changed(options, name, text)
+        options = chat_options.change_option(options, name, text)
         name = chat_options.OTHER_NAMES.get(name, name.strip("-").replace("-", "_"))
         assert getattr(options.sampling, name) == expected
-    options = chat_options.changed(chat_options.changed(options, "n", "5"), "stop", "END")
+    options = chat_options.change_option(chat_options.change_option(options, "n", "5"), "stop", "END")
     assert (options.max_tokens, options.stop) == (5, ("END",))
-    assert chat_options.changed(options, "max_tokens", "-1").max_tokens is None
-    own = {name: value for name, value, usual in chat_options.told(options) if not usual}
+    assert chat_options.change_option(options, "max_tokens", "-1").max_tokens is None
+    own = {name: value for name, value, usual in chat_options.list_settings(options) if not usual}
     assert own == {"max_tokens": 5, "stop": ["END"], "top_k": 7, "min_p": 0.0}
     own |= {"nonsense": 1, "top_p": "wrong", "temperature": 0.25}
     again = chat_options.with_settings(GenerationOptions(max_tokens=8), own)

@@ -376,7 +376,9 @@ def test_turns():
 def test_tools_by_another_name():
     """Firefunction's template has them as a text, and fails where there is none."""
     template = ChatTemplate("{{ 'F: ' + functions + ' on ' + datetime }}" + LOOP + SAY + END)
-    told, _ = json.JSONDecoder().raw_decode(template.render([user("User1")], tools=[TOOL.told()]).removeprefix("F: "))
+    told, _ = json.JSONDecoder().raw_decode(
+        template.render([user("User1")], tools=[TOOL.to_json_schema()]).removeprefix("F: ")
+    )
     assert [function["name"] for function in told] == ["look"]
     assert re.fullmatch(r"F: \[\] on \w+ \d+ \d+<user>User1<assistant>", template.render([user("User1")]))
 

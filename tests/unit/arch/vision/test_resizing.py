@@ -10,12 +10,12 @@ import pytest
 from localllm.arch.metadata import Fields
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
 from localllm.arch.vision.any_size import read_any_size
-from localllm.arch.vision.anyres import Anyres, arranged, read_anyres, without_bars
+from localllm.arch.vision.anyres import Anyres, arrange_rows, read_anyres, without_bars
 from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
 from localllm.arch.vision.lfm2vl import grid_for
 from localllm.arch.vision.position_tables import by_areas, by_corners
-from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resized, whole_size, with_bars
-from localllm.arch.vision.tiling import cut, grids, most_used, tiles_of
+from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resize, whole_size, with_bars
+from localllm.arch.vision.tiling import cut_tiles, grids, most_used, tiles_of
 from localllm.errors import ModelError
 from localllm.files.oddities import Oddities
 
@@ -34,7 +34,7 @@ def noise(*size: int) -> Any:
 def test_columns_are_made_first():
     picture = noise(9, 7)
     by_hand = picture.resize((5, 7), BICUBIC).resize((5, 11), BICUBIC)
-    assert resized(picture, (5, 11), BICUBIC).tobytes() == by_hand.tobytes()
+    assert resize(picture, (5, 11), BICUBIC).tobytes() == by_hand.tobytes()
 
 
 @pytest.mark.parametrize(("size", "wanted", "box"), [
@@ -67,7 +67,7 @@ def test_whole_sizes(size: tuple[int, int], pixels: Pixels, found: tuple[int, in
 
 def test_squares_row_by_row():
     picture = noise(7, 4)
-    found = cut(picture, 2)
+    found = cut_tiles(picture, 2)
     assert len(found) == 6
     whole = np.asarray(picture)
     for number, tile in enumerate(found):
@@ -140,9 +140,9 @@ def test_tiles_become_lines():
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
     how = Anyres(((20, 10),), True)
-    found = arranged(rows, (20, 10), how, 10, newline)[:, 0].tolist()
+    found = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
     assert found == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
-    assert arranged(rows, (20, 10), Anyres(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
+    assert arrange_rows(rows, (20, 10), Anyres(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
 
 
 # ---- positions, pixels, what a file says

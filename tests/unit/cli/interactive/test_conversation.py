@@ -12,7 +12,7 @@ import pytest
 from localllm.cli.interactive import conversation, taking_out
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.interactive.conversation import TerminalConversation, statistics
-from localllm.cli.interactive.slash_commands import ExitChat, Tools, execute, offered
+from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
@@ -61,7 +61,7 @@ class Session(Conversation):
         super().__init__()
         self.answers, self.asked, self.did = list[Any](), list[Any](), list[str]()
 
-    def _answered(self, system: Any, history: Any, options: GenerationOptions, is_own: bool) -> Any:
+    def _start_answer(self, system: Any, history: Any, options: GenerationOptions, is_own: bool) -> Any:
         self.asked.append(([each["content"] for each in [*system, *history]], options))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -69,7 +69,7 @@ class Session(Conversation):
         return history, answer
 
     def resume(self, options: GenerationOptions) -> Answer:
-        *history, last = self._settled()
+        *history, last = self._history_with_answer()
         begun = PartialAnswer(last["content"], last.get("reasoning_content", ""))
         self._history, self._answer, self._begun = history, self.answers.pop(0), begun
         return self._answer
@@ -430,7 +430,7 @@ class Calls:
     def __init__(self) -> None:
         self.noted, self.questions = list[Any](), list[Any]()
 
-    def asked(self, messages: list[Any]) -> None:
+    def note_question(self, messages: list[Any]) -> None:
         self.questions.append(messages)
 
     def note(self, message: dict[str, Any], finish: str) -> None:
@@ -687,9 +687,9 @@ def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
 
     def tab(line: str) -> list[str]:
-        begins = {begin for _, begin in offered(talk, line)}
+        begins = {begin for _, begin in complete_line(talk, line)}
         assert len(begins) <= 1 and (not begins or begins == {0 if " " not in line else line.index(" ") + 1})
-        return [text for text, _ in offered(talk, line)]
+        return [text for text, _ in complete_line(talk, line)]
 
     assert tab("/st") == ["/stats"] and tab("st") == tab("/st\n") == tab("/none x") == []
     assert tab("/read a") == ["a.txt", "ab", "az/"] and tab("/read .") == [".hidden"] and "a.txt" in tab("/read ")

@@ -54,7 +54,7 @@ NO_MEMORY = "not enough memory"
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_error(error: Exception, message: str, code: int):
-    assert main.explained(error) == (message, code)
+    assert main.explain_error(error) == (message, code)
 
 
 def test_exit_codes_without_words(capsys):
@@ -279,7 +279,7 @@ def test_one_answer_of_chat(has_tools: bool, monkeypatch):
     settled: list[Any] = []
     answer, ends = SimpleNamespace(finish_reason="length"), [False]
     model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
-    monkeypatch.setattr("localllm.cli.terminal.tool_calls.answered", lambda *told: (answer, [], ends[0]))
+    monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *told: (answer, [], ends[0]))
     monkeypatch.setattr(chat, "begin", lambda *told: answer)
     monkeypatch.setattr(chat, "stream", lambda *told: ends[0])
     monkeypatch.setattr(chat.opening, "settle", settled.append)

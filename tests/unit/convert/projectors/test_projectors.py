@@ -354,7 +354,7 @@ def test_sees_what_transformers_sees(tmp_path, cli, name):
     code, _, err = cli("quantize", str(written(tmp_path / "model", name)), str(path), "F32", *more)
     assert code == 0, err
     reader, golden = VisionEncoder(GGUFFile.open(path)), PictureGolden.load(name)
-    images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
+    images = [reader.family.prepare(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
     rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
     reader.close()
     assert nmse(golden.some(rows), golden.trained) < bound(1e-10, 1e-6)

@@ -162,7 +162,7 @@ def test_a_program_runs():
     header.flaws[0] = 1
     with pytest.raises(ModelError):
         done.clear()
-        program._computed(logits)
+        program._compute(logits)
     program.close()
     assert done == [(3, 2, 128), "walk", "threads", "library"]
     assert (program.warning, program.prepare_all) == ("slow", "all")
@@ -206,7 +206,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
-    program = program_module.compiled(operations, places, 3, "progress", "given", keeps=False, passes=passes)
+    program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, passes=passes)
     assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["optimize_graph"] == (operations, target, {})
     assert made["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and made["Tape"] == (
         "lowered",
@@ -218,7 +218,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
     assert program._walk == ("passing" if passes else "run")
     assert made.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
     made.clear()
-    program_module.compiled([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
+    program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
     assert made["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in made
     assert program._loader._progress == "progress" and program._loader._pieces is target.pieces
 
@@ -310,7 +310,7 @@ def test_programs_of_a_backend(monkeypatch):
                                close=lambda: done.append(f"close {number}"),
                                prepare_all=lambda: done.append(f"prepare {number}"))  # fmt: skip
 
-    monkeypatch.setattr(backend, "compiled", compiled)
+    monkeypatch.setattr(backend, "compile_program", compiled)
     options = EngineOptions(threads=3, progress="shown")
     span = SimpleNamespace(seen=None)
     for context, room in ((100, BATCH), (1000, 1000)):
@@ -350,7 +350,7 @@ def test_what_a_backend_keeps(monkeypatch):
         there = shift if name == "KeyRotator" else backend
         known = SimpleNamespace(store="store", places="places", place_bytes=5, turn="turn")
         monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
-    monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
+    monkeypatch.setattr(backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None))
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
     found = CpuBackend(["model"], states, 100, options)
     assert made["KVCache"] == (states[::2], 100, options.kv_cache_type) and made["StateLayout"] == (states[1:2],)
@@ -363,7 +363,7 @@ def test_what_a_backend_keeps(monkeypatch):
 def test_images_of_a_backend(monkeypatch):
     """A program for images that see themselves whole and one for others, each made for the first of its kind."""
     made = []
-    monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
+    monkeypatch.setattr(backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None))
     monkeypatch.setattr(backend, "RowProgram", lambda *given: made.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip
     options = EngineOptions(threads=3)
@@ -383,7 +383,7 @@ def test_rows_of_an_image(monkeypatch):
     """As wide as they are; places are ahead of the positions by which keys turn."""
     made, done = [], []
     program = SimpleNamespace(run=lambda *given: done.append(given) or "logits", close=lambda: done.append("close"))
-    monkeypatch.setattr(rows, "compiled", lambda *given: made.append(given) or program)
+    monkeypatch.setattr(rows, "compile_program", lambda *given: made.append(given) or program)
     said = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
                            angles=[SimpleNamespace(fill=lambda turns: done.append(turns))] * 2)  # fmt: skip
     places = shift_places()

@@ -10,7 +10,7 @@ import pytest
 from localllm.engine.cuda import device as cuda_device
 from localllm.engine.cuda.card import Grid, Launch, LibraryProduct
 from localllm.engine.cuda.device import CudaCard, NoCardError
-from localllm.engine.cuda.lowering import encoded, kernels_of
+from localllm.engine.cuda.lowering import encode_argument, kernels_of
 from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -74,7 +74,7 @@ def card(heard: Heard, monkeypatch) -> CudaCard:
 
 def test_every_thread_is_introduced_to_the_driver(card: CudaCard, heard: Heard):
     """Who forks a sequence in a thread of its own copies a page before anything is run there."""
-    for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.pinned(8),
+    for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.allocate_pinned(8),
                  lambda: card.upload(1, np.zeros(8, np.uint8)), lambda: card.download(1, 8), card.close):  # fmt: skip
         heard.clear()
         call()
@@ -167,7 +167,7 @@ def test_arguments_of_kernels_are_numbers():
         (1.0, 0x3F800000),
         ("f16", 0),
     ):
-        assert encoded(value, lambda array: 77, 5000) == expected
+        assert encode_argument(value, lambda array: 77, 5000) == expected
 
 
 def test_kernels_that_are_compiled_are_ours():
@@ -271,12 +271,12 @@ def test_a_card_that_cannot_be_used(nvidia, monkeypatch, change, problem):
 
 def test_what_the_driver_returns(card: CudaCard):
     driver = card._driver
-    assert cuda_device.checked(driver, (0,)) is None
-    assert cuda_device.checked(driver, (0, 5, 6)) == 5
+    assert cuda_device.check_call(driver, (0,)) is None
+    assert cuda_device.check_call(driver, (0, 5, 6)) == 5
     with pytest.raises(MemoryLimitError, match=r"^not enough GPU memory$"):
-        cuda_device.checked(driver, (2, 5))
+        cuda_device.check_call(driver, (2, 5))
     with pytest.raises(LocalllmError, match=r"^the GPU failed: LOST$"):
-        cuda_device.checked(driver, (SimpleNamespace(name="LOST"), 5))
+        cuda_device.check_call(driver, (SimpleNamespace(name="LOST"), 5))
     driver.cuMemGetInfo = lambda: (0, 5, 6)
     assert card.free_bytes() == 5
     driver.cuMemGetInfo = lambda: (SimpleNamespace(name="LOST"), 5, 6)

@@ -14,7 +14,7 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.engine.cuda.attention import FewTokenAttention
-from localllm.engine.cuda.lowering import card_steps, encoded, kernels_of
+from localllm.engine.cuda.lowering import card_steps, encode_argument, kernels_of
 from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import StepPlaces
@@ -181,6 +181,6 @@ def test_arguments_as_64_bits():
     buffer, empty, array = Buffer(3, 64), Buffer(0, 64), np.zeros(2)
     buffer.address = empty.address = 640
     place = {id(array): 77}
-    found = [encoded(value, lambda array: place[id(array)], 1000) for value in
+    found = [encode_argument(value, lambda array: place[id(array)], 1000) for value in
              (buffer, empty, BufferSlice(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
     assert found == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]

@@ -378,7 +378,7 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     monkeypatch.setattr(card_program, "SizedProgram", Sized)
     used = []
     card = SimpleNamespace(capability=(8, 0), use=lambda: used.append(1),
-                           pinned=lambda size: pinned.append(size) or np.zeros(size, np.uint8))  # fmt: skip
+                           allocate_pinned=lambda size: pinned.append(size) or np.zeros(size, np.uint8))  # fmt: skip
     operations = [Operation((), Activation(ALL, 3))]
     options = SimpleNamespace(on_upload=None, progress="shown")
     program = CudaProgram(card, operations, None, None, 64, options, {})
@@ -472,7 +472,7 @@ def test_matrices_go_to_a_card_once(monkeypatch):
     part = Weight(Tensor("plain", BY_NAME["F16"], (1, 20), plain.data[1:]), first_row=1)
     assert weights.address(part) == 3000 and weights.address(part) == 3000
     unknown = Tensor("x", BY_NAME["IQ2_S"], (1, 256), np.zeros((1, BY_NAME["IQ2_S"].row_bytes(256)), np.uint8))
-    monkeypatch.setattr(card_weights, "converted", lambda tensor, kind: np.zeros((1, 256), np.float16))
+    monkeypatch.setattr(card_weights, "convert_weights", lambda tensor, kind: np.zeros((1, 256), np.float16))
     CardWeights(card, [], None).address(Weight(unknown))
     weights.address(Weight(unknown))
     assert weights.unpacked == {"IQ2_S": "F16"} and told[-1] == (284, 284)

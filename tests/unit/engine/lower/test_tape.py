@@ -20,7 +20,7 @@ from localllm.engine.lower.tape import (
     Tape,
     assign_stages,
     offsets,
-    padded,
+    pad_columns,
     row_bytes,
 )
 from localllm.engine.operations.activation import Activation, Rows
@@ -248,10 +248,10 @@ def test_rows_lie_an_odd_number_of_lines_apart(columns: int, size: int):
 def test_numbers_as_kernels_read_them(columns: int, whole: int):
     """Rows of whole vectors, in order whatever they were a view of."""
     numbers = np.arange(1, 3 * columns + 1, dtype=np.float32).reshape(columns, 3).T
-    found = padded(numbers)
+    found = pad_columns(numbers)
     assert found.flags.c_contiguous and found.shape == (3, whole) and found.dtype == np.float32
     assert found[:, :columns].tolist() == numbers.tolist() and not found[:, columns:].any()
-    assert padded(numbers[0]).shape == (whole,) and padded(found[None]).shape == (1, 3, whole)
+    assert pad_columns(numbers[0]).shape == (whole,) and pad_columns(found[None]).shape == (1, 3, whole)
 
 
 def test_a_buffer_has_whole_lines():

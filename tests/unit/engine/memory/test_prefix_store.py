@@ -27,7 +27,7 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import SLACK
 from localllm.engine.memory import fingerprint
 from localllm.engine.memory import prefix_store as prefixes
-from localllm.engine.memory.fingerprint import described, plain, sample
+from localllm.engine.memory.fingerprint import describe_operations, plain, sample
 from localllm.engine.memory.prefix_store import PrefixStore
 from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
@@ -681,7 +681,7 @@ def test_what_is_done_in_plain_values():
     """The same for the same, whatever order it was said in; another number, type or shape is something else."""
     x, y = Activation(ALL, 4), Activation(WANTED, 6)
     operations = [Elementwise((), x, "embed", {"b": 2, "a": 1}), Elementwise((x, x), y, "add", {})]
-    assert described(operations) == [
+    assert describe_operations(operations) == [
         ("embed", [], "all", 4, [("function", "'embed'"), ("numbers", [("a", "1"), ("b", "2")])]),
         ("add", [0, 0], "wanted", 6, [("function", "'add'"), ("numbers", [])]),
     ]

@@ -12,7 +12,7 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
-from localllm.engine.memory.fingerprint import described
+from localllm.engine.memory.fingerprint import describe_operations
 from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.hidden_states import HiddenStateTap
@@ -47,7 +47,7 @@ def test_a_description_does_not_depend_on_the_order_in_which_things_were_said():
     given = {"epsilon": 1e-5, "axis": 1, "group": None}
 
     def of(**said: object):
-        return described([Operation((), x), Elementwise((x,), y, "norm", said)])
+        return describe_operations([Operation((), x), Elementwise((x,), y, "norm", said)])
 
     assert of(**given) == of(**dict(reversed(given.items()))) != of(**given | {"axis": 0})
 

@@ -38,7 +38,7 @@ def rows_of(path: Path, name: str) -> np.ndarray:
     with GGUFFile.open(path) as file:
         reader = VisionEncoder(file)
         family, h = reader.family, reader.hyperparameters
-        pictures = [picture for image in shown(name) for picture in family.prepared(h, Image.fromarray(image)).pictures]
+        pictures = [picture for image in shown(name) for picture in family.prepare(h, Image.fromarray(image)).pictures]
         rows = np.concatenate([reader.read(picture) for picture in pictures])
         reader.close()
         return rows

@@ -65,10 +65,10 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
     """Whether a text can be an answer, whole."""
     matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
     for token in tokenizer.encode(text):
-        if not matcher.allowed()[token]:
+        if not matcher.allowed_mask()[token]:
             return False
         matcher.accept(token)
-    return bool(matcher.allowed()[list(tokenizer.end_ids)].any())
+    return bool(matcher.allowed_mask()[list(tokenizer.end_ids)].any())
 
 
 # Finished answers are valid.
@@ -131,12 +131,12 @@ def test_an_answer_ends_without_a_step_for_its_end(model: localllm.Model):
 def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypatch):
     """Only it fails."""
 
-    def allowed(matcher: Matcher) -> np.ndarray:
+    def allowed_mask(matcher: Matcher) -> np.ndarray:
         raise ConstraintError("the answer cannot be constrained any further")
 
     chosen = [GenerationOptions(80, sampling=SamplingOptions(seed=1), constraint=shape)
               for shape in (None, Constraint.of_schema(PERSON), None)]  # fmt: skip
-    monkeypatch.setattr(Matcher, "allowed", allowed)
+    monkeypatch.setattr(Matcher, "allowed_mask", allowed_mask)
     requests = [model.session.request(ASKED, options, n) for options, n in zip(chosen, (1, 2, 1), strict=True)]
     finished = [request for some in model.batch(iter(requests)) for request in some]
     assert len(finished) == 3
@@ -515,7 +515,7 @@ def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tin
 
     def work() -> None:
         matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
-        found.append(int(matcher.allowed().sum()))
+        found.append(int(matcher.allowed_mask().sum()))
 
     made.clear()
     monkeypatch.setattr(Constraint, "beginning", slow)
@@ -535,15 +535,15 @@ def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tin
 def test_matchers_of_one_constraint_know_nothing_of_each_other(tokenizer):
     first, second = (matcher_of(Constraint.of_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
     a, b, c, d = (tokenizer.encode(letter)[0] for letter in "abcd")
-    before = second.allowed()
+    before = second.allowed_mask()
     first.accept(a)
     third = first.copy()
     first.accept(b)
-    np.testing.assert_array_equal(second.allowed(), before)
+    np.testing.assert_array_equal(second.allowed_mask(), before)
     assert first.is_complete and not third.is_complete
-    assert third.allowed()[b] and not third.allowed()[d]
+    assert third.allowed_mask()[b] and not third.allowed_mask()[d]
     second.accept(c)
-    assert second.allowed()[d] and not second.allowed()[b]
+    assert second.allowed_mask()[d] and not second.allowed_mask()[b]
 
 
 def test_the_oldest_of_many_constraints_is_made_again(tiny, made):
@@ -563,12 +563,12 @@ def test_what_is_forced_is_expected_whatever_has_begun():
     """A thought's last marks may come when the answer has begun by its kind."""
     answering = SimpleNamespace(kind=ANSWER, is_between=False)
     guide = AnswerState.__new__(AnswerState)
-    guide.transcript, guide._matcher = answering, SimpleNamespace(expected=lambda: [9])
+    guide.transcript, guide._matcher = answering, SimpleNamespace(expected_tokens=lambda: [9])
     for forced, expected in (((5, 6), [5, 6]), ((), [9])):
         guide._forced = forced
-        assert list(guide.expected()) == expected
+        assert list(guide.expected_tokens()) == expected
     guide.transcript = SimpleNamespace(kind="thought", is_between=False)
-    assert list(guide.expected()) == []
+    assert list(guide.expected_tokens()) == []
 
 
 def test_a_matcher_that_fails_says_so_at_once():
@@ -577,10 +577,10 @@ def test_a_matcher_that_fails_says_so_at_once():
     llguidance: Any = SimpleNamespace(is_error=lambda: bool(problems[0]), get_error=lambda: problems[0])
     llguidance.compute_bitmask, llguidance.consume_token = lambda: b"\x15", lambda token: None
     matcher = Matcher(llguidance, 5, None)
-    assert matcher.allowed().tolist() == [True, False, True, False, True]
+    assert matcher.allowed_mask().tolist() == [True, False, True, False, True]
     matcher.accept(0)
     problems[0] = "too complex"
-    for action in (lambda: Matcher(llguidance, 5, None), matcher.allowed, lambda: matcher.accept(0)):
+    for action in (lambda: Matcher(llguidance, 5, None), matcher.allowed_mask, lambda: matcher.accept(0)):
         with pytest.raises(ConstraintError, match=r"^the answer cannot be constrained any further: too complex$"):
             action()
 
@@ -595,8 +595,12 @@ def test_tokens_of_a_thought_before_the_answer():
         (Thinking(), [0, 1, 2, 3, 4]),
     ):  # fmt: skip
         matcher = Matcher(llguidance, 8, tokenizer)
-        found = matcher.unfinished(thinking)
-        assert len(found) == 8 and np.flatnonzero(found).tolist() == expected and matcher.unfinished(thinking) is found
+        found = matcher.unfinished_mask(thinking)
+        assert (
+            len(found) == 8
+            and np.flatnonzero(found).tolist() == expected
+            and matcher.unfinished_mask(thinking) is found
+        )
 
 
 def test_what_cannot_be_constrained(monkeypatch):
@@ -626,6 +630,6 @@ def test_what_cannot_be_constrained(monkeypatch):
 ])  # fmt: skip
 def test_bounds_that_numbers_may_not_have(schema: dict, expected: dict):
     """Also as drafts before the sixth have them; where they could merge with others they are moved."""
-    assert schemas._bounded({**schema}, False) == expected
-    merged = schemas._bounded({"exclusiveMinimum": 5}, True)
+    assert schemas._make_inclusive({**schema}, False) == expected
+    merged = schemas._make_inclusive({"exclusiveMinimum": 5}, True)
     assert merged == {"minimum": 5 + 5e-9}

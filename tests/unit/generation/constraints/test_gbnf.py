@@ -114,10 +114,10 @@ def begin(grammar: str, vocabulary) -> Matcher:
 def is_taken(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
     """Whether these tokens are an answer, whole."""
     for token in tokens:
-        if not matcher.allowed()[token]:
+        if not matcher.allowed_mask()[token]:
             return False
         matcher.accept(token)
-    return bool(matcher.allowed()[ends].all())
+    return bool(matcher.allowed_mask()[ends].all())
 
 
 def is_sentence(grammar: str, text: str) -> bool:
@@ -142,10 +142,10 @@ def test_every_sentence_is_accepted_however_it_is_cut_into_tokens(case):
         matcher, whole = begin(case.grammar, case.vocabulary), len(chart.sets)
         left = sentence.encode()
         for token in case.vocabulary.cut(left, case.rng):
-            assert matcher.allowed()[token], (sentence, left)
+            assert matcher.allowed_mask()[token], (sentence, left)
             matcher.accept(token)
             left = left[len(case.vocabulary.texts[token]) :]
-        allowed = matcher.allowed()
+        allowed = matcher.allowed_mask()
         assert allowed[0] and allowed[1] and len(chart.sets) == whole
         assert matcher.is_complete == (not chart.terminals())
 
@@ -164,7 +164,7 @@ def test_what_may_come_is_what_the_oracle_lets_come(case):
             bool(text) and token > 1 and chart.takes(rest + text) for token, text in enumerate(case.vocabulary.texts)
         ]
         expected[0] = expected[1] = chart.is_whole and not rest
-        differing = np.flatnonzero(matcher.allowed() != expected)
+        differing = np.flatnonzero(matcher.allowed_mask() != expected)
         assert not differing.size, (sentence[:place], rest, [case.vocabulary.texts[token] for token in differing])
 
 
@@ -262,7 +262,7 @@ def test_grammars_at_the_border(grammar: str, reason: str | None, monkeypatch):
     monkeypatch.setattr(network, "MOST_STATES", 2000)
     if reason is None:
         matcher = begin(grammar, vocabulary := Vocabulary([]))
-        assert matcher.allowed()[vocabulary.encode_inside("a")].all()
+        assert matcher.allowed_mask()[vocabulary.encode_inside("a")].all()
         return
     with pytest.raises(UsageError, match=reason):
         Constraint.of_grammar(grammar)
@@ -272,9 +272,9 @@ def test_what_leads_nowhere_is_not_begun():
     vocabulary = Vocabulary([])
     matcher = begin('root ::= "a" ("b" | "cc" other | "d" [^\\U00000000-\\U0010FFFF])\nother ::= "x" other', vocabulary)
     matcher.accept(vocabulary.encode_inside("a")[0])
-    assert [vocabulary.texts[token] for token in np.flatnonzero(matcher.allowed())] == [b"b"]
+    assert [vocabulary.texts[token] for token in np.flatnonzero(matcher.allowed_mask())] == [b"b"]
     only_nothing = begin('root ::= nothing nothing?\nnothing ::= "" | () "a"{0}', vocabulary)
-    assert only_nothing.is_complete and np.flatnonzero(only_nothing.allowed()).tolist() == vocabulary.end_ids
+    assert only_nothing.is_complete and np.flatnonzero(only_nothing.allowed_mask()).tolist() == vocabulary.end_ids
 
 
 @pytest.mark.parametrize(("grammar", "text"), [
@@ -290,9 +290,9 @@ def test_long_answers(grammar: str, text: str, monkeypatch):
     monkeypatch.setattr(grammar_automaton, "_WALKS", 3)
     matcher = begin(grammar, vocabulary)
     for place, token in enumerate(vocabulary.encode_inside(text)):
-        assert matcher.allowed()[token], place
+        assert matcher.allowed_mask()[token], place
         matcher.accept(token)
-    assert matcher.allowed()[0]
+    assert matcher.allowed_mask()[0]
     assert len(matcher._matcher._automaton._configurations) < 2000
 
 
@@ -304,11 +304,11 @@ def test_answers_of_one_grammar_know_nothing_of_each_other():
     first.accept(a)
     third = first.copy()
     third.accept(c)
-    assert [each.allowed()[[a, b, c]].tolist() for each in (first, second, third)] == [
+    assert [each.allowed_mask()[[a, b, c]].tolist() for each in (first, second, third)] == [
         [False, True, True], [True, True, False], [True, False, False],
     ]  # fmt: skip
-    first.allowed()[:] = False
-    assert first.allowed()[b]
+    first.allowed_mask()[:] = False
+    assert first.allowed_mask()[b]
 
 
 def test_a_token_that_may_not_come():
@@ -334,7 +334,7 @@ def test_what_must_come_next(grammar: str, said: str, expected: str):
     matcher = begin(grammar, vocabulary)
     for token in vocabulary.encode_inside(said):
         matcher.accept(token)
-    told = b"".join(vocabulary.texts[token] for token in matcher.expected())
+    told = b"".join(vocabulary.texts[token] for token in matcher.expected_tokens())
     assert told.decode(errors="ignore") == expected
 
 
@@ -355,7 +355,7 @@ def test_tokens_by_their_numbers(grammar: str, said: list, allowed: set | None):
     matcher = begin(grammar.replace("97", "98"), vocabulary)
     for each in said:
         matcher.accept(number.get(each, each))
-    found = {*np.flatnonzero(matcher.allowed()).tolist()}
+    found = {*np.flatnonzero(matcher.allowed_mask()).tolist()}
     if allowed is None:
         assert found == {*range(2, vocabulary.vocab_size)} - {300}
         return
@@ -402,10 +402,10 @@ def test_the_first_tokens_of_a_large_grammar_do_not_wait():
     matcher = begin(f'root ::= r0\n{rules}r300 ::= "x"\nr301 ::= "y"', vocabulary)
     for token in vocabulary.encode_inside("".join(map(str, range(300))) + "x"):
         matcher.accept(token)
-    assert matcher.allowed()[0]
-    assert begin("root ::= [^a]{0,20000}", vocabulary).allowed().sum() > 100
+    assert matcher.allowed_mask()[0]
+    assert begin("root ::= [^a]{0,20000}", vocabulary).allowed_mask().sum() > 100
     matcher = begin("root ::= " + "[a-z]? " * 400 + '"."', vocabulary)
     for token in vocabulary.encode_inside("x" * 400 + "."):
-        assert matcher.allowed()[token]
+        assert matcher.allowed_mask()[token]
         matcher.accept(token)
     assert matcher.is_complete

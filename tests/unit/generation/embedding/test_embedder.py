@@ -23,7 +23,7 @@ from localllm.errors import ContextError, ModelError, UnsupportedError, UsageErr
 from localllm.generation.embedding import embedder as embedding
 from localllm.generation.embedding import reranker as reranking
 from localllm.generation.embedding.clip_embedder import PairEmbedder
-from localllm.generation.embedding.embedder import Embedder, EmbedOptions, joined, normalized
+from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, unit_vectors
 from localllm.generation.embedding.embedding_prompts import prompt_of
 from localllm.generation.embedding.reranker import Reranker
 from localllm.quant.cache import cache_folder
@@ -206,9 +206,9 @@ def test_what_is_said_of_models_that_make_no_text(made, ranker):
 
 def test_pieces_are_averaged_by_their_lengths():
     rows = np.array([[1, 0], [0, 2], [4, 4]], np.float32)
-    found = joined(rows, [[0] * 3, [0], [0]], [0, 0, 1])
+    found = average_pieces(rows, [[0] * 3, [0], [0]], [0, 0, 1])
     np.testing.assert_allclose(found, [[0.75, 0.5], [4, 4]])
-    np.testing.assert_allclose(normalized(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
+    np.testing.assert_allclose(unit_vectors(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
 
 
 @pytest.mark.parametrize(("text", "overflow", "expected"), [

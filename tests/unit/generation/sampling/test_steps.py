@@ -23,7 +23,7 @@ from localllm.generation.sampling.options import (
     LETTERS,
     OPTIONS,
     SamplingOptions,
-    recommended,
+    read_recommended,
     steps_lettered,
 )
 from localllm.generation.sampling.sampler import Sampler
@@ -372,7 +372,7 @@ def test_a_token_that_was_not_drawn_teaches_nothing(options: dict):
 
 def test_numbers_of_numpy_are_numbers():
     options = SamplingOptions(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(7), ignore_eos=np.True_)
-    assert [type(options.chosen[name]) for name in options.chosen] == [float, int, bool, int]
+    assert [type(options.explicit[name]) for name in options.explicit] == [float, int, bool, int]
     for wrong in (np.True_, np.float32("nan"), np.array(1.0), np.complex64(1), "1"):
         with pytest.raises(UsageError, match="temperature should be a number"):
             SamplingOptions(temperature=wrong)
@@ -381,7 +381,7 @@ def test_numbers_of_numpy_are_numbers():
 def test_what_is_not_chosen_is_recommended_or_the_default():
     chosen, advice = SamplingOptions(top_k=5, top_p=0.95), SamplingOptions(top_k=7, top_p=0.5, min_p=0.2)
     assert chosen.over(advice) == SamplingOptions(top_k=5, top_p=0.95, min_p=0.2)
-    assert chosen.over(advice).complete.chosen == {
+    assert chosen.over(advice).complete.explicit == {
         **{name: value for name, value in DEFAULTS.items() if value is not None},
         "top_k": 5,
         "top_p": 0.95,
@@ -418,11 +418,11 @@ ADVICE = {
 
 
 def test_a_file_recommends():
-    options, ignored = recommended({f"general.sampling.{key}": value for key, value in ADVICE.items()})
+    options, ignored = read_recommended({f"general.sampling.{key}": value for key, value in ADVICE.items()})
     assert not ignored
-    assert len(options.chosen) == len(ADVICE)
+    assert len(options.explicit) == len(ADVICE)
     assert (options.temperature, options.top_p, options.samplers) == (0.6, 0.8, ("top_k", "temperature"))
-    assert recommended({"general.sampling.top_k": -1})[0].top_k == 0
+    assert read_recommended({"general.sampling.top_k": -1})[0].top_k == 0
 
 
 MEANT = {("temp", -5.5)}
@@ -433,11 +433,11 @@ MEANT = {("temp", -5.5)}
     "value", [True, math.nan, -5.5, math.inf, "x\x1b" * 99, b"", np.zeros(3), [1]], ids=lambda x: str(x)[:5]
 )
 def test_advice_that_makes_no_sense(key: str, value):
-    options, ignored = recommended({f"general.sampling.{key}": value}, "a.gguf")
+    options, ignored = read_recommended({f"general.sampling.{key}": value}, "a.gguf")
     if isinstance(value, float) and (key, value) in MEANT:
-        assert options.chosen and not ignored
+        assert options.explicit and not ignored
         return
-    assert not options.chosen
+    assert not options.explicit
     (line,) = ignored
     assert line.startswith(f"a.gguf: general.sampling.{key} should be ")
     assert len(line) < 500 and line.isprintable()

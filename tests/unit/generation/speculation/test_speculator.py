@@ -239,8 +239,8 @@ def test_what_steps_cost_to_the_number():
     beside = costs.beside(3)
     found = beside.of(1), beside.of(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
     assert found == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
-    assert speculation.interpolated({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
-    assert [speculation.settled(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
+    assert speculation.interpolate({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
+    assert [speculation.smooth(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
 
 
 def test_what_is_learned_of_guesses_to_the_number():
@@ -559,7 +559,7 @@ def test_a_draft_model_follows_a_guide():
         def copy(self) -> "Guiding":
             return Guiding(self.said)
 
-        def allowed(self, vocab: int) -> np.ndarray:
+        def allowed_mask(self, vocab: int) -> np.ndarray:
             return np.arange(vocab) % 3 == 0
 
         def accept(self, token: int) -> None:

@@ -36,7 +36,7 @@ def arguments(tool: Tool, text: str, tokenizer, format: ToolCallFormat = CODER, 
     """What a call says; None if the model could not write it."""
     calls = ToolGrammar(ToolUse([tool], "required", **use), format, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
-    if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed()[[*tokenizer.end_ids]].any()):
+    if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed_mask()[[*tokenizer.end_ids]].any()):
         return None
     said, [(name, found)] = read(calls.reader(), text)
     assert (said, name) == ("", "f")

@@ -64,7 +64,7 @@ NAMES = sorted(json.loads((GOLDENS / "chat_renderings.json").read_text(encoding=
 
 def format_of(source: str) -> tuple[ChatTemplate, ToolCallFormat]:
     template = ChatTemplate(source, "<s>", "</s>")
-    tools = [PROBE.told()]
+    tools = [PROBE.to_json_schema()]
     return template, call_format(
         source, lambda messages, begins: template.render(messages, add_generation_prompt=begins, tools=tools), ENDS
     )
@@ -110,7 +110,7 @@ def test_every_template(shared: Path, name: str):
         message = with_arguments({"role": "assistant", "content": "", "tool_calls": calls}, format.as_text)
         text = template.render(
             [{"role": "user", "content": "Hi"}, message], add_generation_prompt=False,
-            tools=[WEATHER.told(), TIME.told()],
+            tools=[WEATHER.to_json_schema(), TIME.to_json_schema()],
         )  # fmt: skip
         first = text.rindex(format.trigger, 0, text.rindex(WEATHER.name) if count == 1 else text.rindex(TIME.name))
         place = text.rfind("get_weather") if count == 1 else text.rindex(WEATHER.name, 0, text.rindex(TIME.name))
@@ -261,41 +261,41 @@ def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
     head = "<|channel|>analysis<|message|>H"
     for token in tokenizer.encode(head, special=True):
         matcher.accept(token)
-    allowed = dict(zip(marks, matcher.allowed()[numbers], strict=True))
+    allowed = dict(zip(marks, matcher.allowed_mask()[numbers], strict=True))
     assert [mark for mark in marks if allowed[mark]] == ["<|end|>"]
     for token in tokenizer.encode('<|end|><|start|>assistant to=functions.time.now<|message|>{"zone":"C', special=True):
         matcher.accept(token)
-    assert not matcher.allowed()[numbers].any()
+    assert not matcher.allowed_mask()[numbers].any()
 
 
 def test_nothing_is_expected_of_what_may_be_two_things():
-    form, calls = SimpleNamespace(expected=lambda: [1]), SimpleNamespace(expected=lambda: [2])
+    form, calls = SimpleNamespace(expected_tokens=lambda: [1]), SimpleNamespace(expected_tokens=lambda: [2])
     either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
-    assert either.expected() == []
+    assert either.expected_tokens() == []
     either.form = None
-    assert either.expected() == [2]
+    assert either.expected_tokens() == [2]
     either.form, either.calls = form, None
-    assert either.expected() == [1]
+    assert either.expected_tokens() == [1]
 
 
 class Follower:
     """Says words, as tokens; whether it was told of what came."""
 
     def __init__(self, *words: list[int]):
-        self.words, self.said, self.unfinished = words, list[int](), lambda thinking: (thinking, self)
+        self.words, self.said, self.unfinished_mask = words, list[int](), lambda thinking: (thinking, self)
 
     def copy(self) -> "Follower":
         twin = Follower(*self.words)
         twin.said = [*self.said]
         return twin
 
-    def allowed(self) -> np.ndarray:
+    def allowed_mask(self) -> np.ndarray:
         size = len(self.said)
         nexts = {word[size] for word in self.words if word[:size] == self.said and len(word) > size}
         return np.isin(np.arange(6), [*nexts])
 
     def accept(self, token: int) -> None:
-        assert self.allowed()[token]
+        assert self.allowed_mask()[token]
         self.said.append(token)
 
     @property
@@ -308,20 +308,20 @@ def test_one_of_two_things():
     form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
     either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
     other, thinking = either.copy(), Thinking()
-    assert np.flatnonzero(either.allowed()).tolist() == [1, 4]
+    assert np.flatnonzero(either.allowed_mask()).tolist() == [1, 4]
     either.accept(1)
     only_form = either.copy()
     only_form.calls = None
     assert (either.is_complete, form.is_complete) == (False, True)  # a call may still come
     for token in (2, 3):
-        assert np.flatnonzero(either.allowed()).tolist() == [token]
+        assert np.flatnonzero(either.allowed_mask()).tolist() == [token]
         either.accept(token)
     assert (form.said, calls.said, either.is_complete, either.form) == ([1, 2], [1, 2, 3], False, None)
     twin = either.copy()
-    assert np.flatnonzero(either.allowed()).tolist() == [5]
+    assert np.flatnonzero(either.allowed_mask()).tolist() == [5]
     either.accept(5)
     assert (calls.said, either.is_complete, twin.is_complete) == ([1, 2, 3, 5], True, False)
-    assert either.unfinished(thinking) == (thinking, form)
+    assert either.unfinished_mask(thinking) == (thinking, form)
     assert other.form.said == other.calls.said == []
     other.accept(4)
     assert (other.form, other.is_complete, form.said) == (None, True, [1, 2])
@@ -656,7 +656,7 @@ def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[
     """Those that a template writes, however it wants arguments, and that are no tokens."""
 
     def render(messages: list[dict], add_generation_prompt: bool, tools: list) -> str:
-        assert not add_generation_prompt and tools == [PROBE.told()]
+        assert not add_generation_prompt and tools == [PROBE.to_json_schema()]
         assert messages[0]["role"] == "user" and len(messages[1]["tool_calls"]) == 1 and len(messages) == 3
         assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
         if not isinstance(messages[1]["tool_calls"][0]["function"]["arguments"], takes):

@@ -41,7 +41,7 @@ def test_fields_that_every_server_has():
     options = GenerationOptions(0, ("a", "b"), sampling, tools=ToolUse([TOOL]))
     assert request_of(options, Form(), OTHER) == {
         "max_tokens": 0, "stop": ["a", "b"], "temperature": 0.0, "seed": 3,
-        "logit_bias": {"5": -100.0, "6": 7.5, "8": 100.0}, "tools": [TOOL.told()],
+        "logit_bias": {"5": -100.0, "6": 7.5, "8": 100.0}, "tools": [TOOL.to_json_schema()],
     }  # fmt: skip
     assert "tools" not in request_of(GenerationOptions(tools=ToolUse([TOOL], "none")), Form(), OTHER)
 

@@ -11,7 +11,7 @@ from simulated import launch
 from localllm.engine.cpu.attention import choose_scratch
 from localllm.engine.engine import Engine
 from localllm.engine.operations.computing import largest
-from localllm.engine.operations.key_selection import unpacked
+from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ModelError
@@ -86,7 +86,7 @@ class Question:
 
     def check(self, words: np.ndarray, expected: list[np.ndarray]) -> None:
         for row, bits in zip(words, expected, strict=False):
-            np.testing.assert_array_equal(unpacked(row[None], len(bits))[0], bits)
+            np.testing.assert_array_equal(unpack_bits(row[None], len(bits))[0], bits)
         assert (words[len(expected) :] == 7).all()
 
 
@@ -149,8 +149,8 @@ def test_a_sum_that_is_not_a_number(call, wrong):
     question.weights[1] = wrong
     y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, CONTEXT))
     call("choose-F32", 1, **question.arguments(12, y), **scratch.arguments)
-    assert unpacked(y[:1], 63).sum() == 12
-    assert not unpacked(y[1:2], 64).any()
+    assert unpack_bits(y[:1], 63).sum() == 12
+    assert not unpack_bits(y[1:2], 64).any()
     on_card, scores = np.full((3, CONTEXT // 32), 7, np.uint32), np.full((64, CONTEXT), np.nan, np.float32)
     with np.errstate(invalid="ignore"):
         launch("choose-F32", 3, **question.arguments(12, on_card), scratch=scores, scratch_bytes=scores.strides[0])
@@ -164,8 +164,8 @@ def test_a_product_that_is_not_a_number(call, wrong):
     y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, 2 * CONTEXT))
     call("choose_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
     of_heads = y.reshape(3, 2, -1)
-    assert unpacked(of_heads[0], 63).sum() == 2 * 23
-    assert not unpacked(of_heads[1], 64).any()
+    assert unpack_bits(of_heads[0], 63).sum() == 2 * 23
+    assert not unpack_bits(of_heads[1], 64).any()
 
 
 @pytest.mark.slow
