@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from time import monotonic, perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -142,8 +142,8 @@ class PartFile:
         except OSError:
             return False
 
-    def write(self, data: np.ndarray | bytes) -> None:
-        """Append bytes. Raises LocalllmError."""
+    def write(self, data: Any) -> None:
+        """Append the bytes of a buffer. Raises LocalllmError."""
         rest = memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays have buffers
         self._digest.update(rest)
         try:

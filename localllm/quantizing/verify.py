@@ -114,8 +114,8 @@ def report_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener,
     try:
         with ThreadPoolExecutor(threads) as pool:
             parts = list(pool.map(lambda place: part_of(tensor, theirs, widener, *place), ranges))
-    except ModelError as error:
-        return TensorReport(name, format, shape, str(error).partition(": ")[2] or str(error))
+    except ModelError as problem:
+        return TensorReport(name, format, shape, str(problem).partition(": ")[2] or str(problem))
     groups = np.concatenate([part.groups for part in parts])
     lost, whole = sum(part.lost for part in parts), sum(part.whole for part in parts)
     distance = None if theirs is None else float(np.sqrt(lost / whole)) if whole else float(lost > 0)
