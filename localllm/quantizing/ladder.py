@@ -144,7 +144,7 @@ class PartFile:
 
     def write(self, data: Any) -> None:
         """Append the bytes of a buffer. Raises LocalllmError."""
-        rest = memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays have buffers
+        rest = memoryview(data).cast("B")
         self._digest.update(rest)
         try:
             while rest.nbytes:

@@ -57,7 +57,7 @@ def bench(
         numbers("-n", "--n-gen", "--generate", help="Tokens of the generation test (tg); 0: no test.  [default: 128]"),
     ] = (128,),
     combined: Annotated[
-        list[tuple[Any, ...]] | None,
+        list[Any] | None,
         typer.Option(
             "-pg",
             parser=Numbers(1, 2),

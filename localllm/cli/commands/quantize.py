@@ -109,8 +109,8 @@ def quantize(
     exit_on_sigterm()
     spent = Spent()
     if several_types.is_given:
-        given, texts = several_types.arguments(tuple(arguments), calibration)
-        (source_name, target), last = given, None
+        (source_name, target), texts = several_types.arguments(tuple(arguments), calibration)
+        last = None
         recipes = several_types.recipes(importance.imatrix is not None or texts is not None)
         recipe = recipes[0]
     else:
