@@ -156,7 +156,7 @@ def quantize(
         asked = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
             require_consent(plan, target, asked(plan), before, is_named, force)
-        source, request = choose_formats(source, request, asked, formats_file, threads, force, spent)
+        source, request = plan_by_sensitivity(source, request, asked, formats_file, threads, force, spent)
         plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
@@ -199,7 +199,7 @@ def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callab
     return parse_bits(bits)
 
 
-def choose_formats(
+def plan_by_sensitivity(
     source: "Source",
     request: "QuantizeRequest",
     size: "Callable[[QuantizePlan], int]",

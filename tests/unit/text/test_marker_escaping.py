@@ -347,5 +347,5 @@ def test_where_texts_are_broken(text: str, broken: str, shattered: str, found: l
     """Markers of several characters within, and wherever one may begin or end; words stay whole."""
     markers = Markers(["<|im_end|>", "x", "</s>", "[INST]"])
     assert markers._broken(text).replace(BREAK, "#") == broken
-    assert markers._shattered(text).replace(BREAK, "#") == shattered
+    assert markers._shatter(text).replace(BREAK, "#") == shattered
     assert list(markers._occurrences(text)) == found

@@ -458,9 +458,9 @@ def test_tools_come_in_pages(pages: int, asked: list[str | None]):
 
 def test_names_of_a_servers_tools():
     servers = object.__new__(mcp.McpServers)
-    long = servers._offered("my server", None, {"name": "a.b" + "c" * 80, "inputSchema": {"type": "object"}})
+    long = servers._offer("my server", None, {"name": "a.b" + "c" * 80, "inputSchema": {"type": "object"}})
     assert long.tool.name == "my_server__a_b" + "c" * 50 and long.tool.description == ""
-    assert servers._offered("s", None, {"name": "t", "description": "d"}).tool == Tool("s__t", "d")
+    assert servers._offer("s", None, {"name": "t", "description": "d"}).tool == Tool("s__t", "d")
 
 
 class Portal:
@@ -575,7 +575,7 @@ def test_who_waits_for_a_server_no_longer_cancels_it(error: type[BaseException])
     servers._portal = SimpleNamespace(
         start_task_soon=lambda *told: told == (mcp.call_tool, "s", "t", {"a": 1}) and future
     )
-    call = servers._offered("x", "s", {"name": "t"}).perform
+    call = servers._offer("x", "s", {"name": "t"}).perform
     with pytest.raises(ToolError if error is TimeoutError else error) as failure:
         call({"a": 1})
     assert error is not TimeoutError or str(failure.value) == "no response within 120 seconds"
