@@ -207,7 +207,8 @@ def test_words_and_meaning_are_joined_by_rank(folder: Path, monkeypatch):
     """A passage that is second in both ranks goes before those that are first in one."""
     lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
     with Search([], Filter(), Models(None), lines=lines) as search:  # type: ignore[arg-type]
-        search._made = type("Made", (), {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)})()
+        answers = {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)}
+        search._made = type("Made", (), {**answers, "usual_role": lambda self, role: None})()
         cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}
         rows = np.array([[cosines[id], 0] for id in range(1, 5)], np.float32)
         search.index.embed(lambda texts: rows[[lines.index(text) for text in texts]])
@@ -242,3 +243,15 @@ def test_what_is_cited():
     passages = [Passage("a", 1, 2, ""), Passage("b", 7, 9, ""), Passage("c", 3, 3, "")]
     assert cited("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
     assert cited("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
+
+
+def test_meaning_by_a_model(cli, folder: Path, model_path):
+    """A tiny model with random weights means nothing, but it is the same for the same text; its vectors are kept."""
+    embedder = model_path("bert")
+    text = "The train to the mountains leaves every hour from platform four."
+    ask = ("search", ".", f"# Trains\n\n{text}", "-m", embedder, "-k", "1", "--json")
+    code, out, err = cli(*ask)
+    hit = json.loads(out)
+    assert code == 0 and Path(hit["file"]).exists() and -1 <= hit["cosine"] <= 1, err
+    assert json.loads(cli(*ask)[1]) == hit
+    assert cli(*ask, "--threshold", hit["cosine"] + 1e-4)[1] != out

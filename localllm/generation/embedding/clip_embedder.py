@@ -87,6 +87,10 @@ class PairEmbedder:
         starts: Sequence[int] = range(0, max(len(ids), 1), room) if options.overflow == "split" else (0,)
         return [[start, *ids[first : first + room], end] for first in starts]
 
+    def usual_role(self, role: str) -> str | None:
+        """Return None: these models have no prompts for queries and documents."""
+        return None
+
     def close(self) -> None:
         """End the threads."""
         self.reader.close()

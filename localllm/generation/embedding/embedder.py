@@ -140,6 +140,14 @@ class Embedder:
             raise UsageError(f"{name} is empty, and the model adds no tokens to it")
         return [whole]
 
+    def usual_role(self, role: str) -> str | None:
+        """Return a role if the model has a prompt for it; None if it is not known to have one."""
+        try:
+            prompt_of(self._metadata, role, self.path)
+        except UsageError:
+            return None
+        return role
+
     def close(self) -> None:
         """End the threads."""
         self.reader.close()

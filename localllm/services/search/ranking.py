@@ -98,16 +98,19 @@ class Search:
 
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
         """Open the embedding model; return the size of a passage and what tells the model from others."""
+        from localllm.generation.embedding.embedder import EmbedOptions
         from localllm.services.embed import EmbedJob, embedder, fingerprint
 
-        job = EmbedJob(path, self._options("document"), self._models.engine)
+        job = EmbedJob(path, EmbedOptions(role="document", overflow="cut"), self._models.engine)
         self._made = stack.enter_context(embedder(job))
         return min(SIZE, max(200, CHARACTERS * (self._made.context - 16))), fingerprint(job)
 
     def _options(self, role: str) -> Any:
+        """Return the options for a question or a passage, with the model's own prompt for it if it has one."""
         from localllm.generation.embedding.embedder import EmbedOptions
 
-        return EmbedOptions(role=role, overflow="cut")
+        known = None if self._made is None else self._made.usual_role(role)
+        return EmbedOptions(role=known, overflow="cut")
 
     @property
     def warnings(self) -> Sequence[str]:

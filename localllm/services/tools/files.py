@@ -2,7 +2,8 @@
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -13,6 +14,7 @@ from localllm.services.tools.folders import Folders
 LARGEST = 4 << 20  # bytes of a file that is read
 ENTRIES = 1000  # of a folder
 MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # of a search
+PASSAGES = 5  # that a search finds by words
 WIDEST = 300  # characters of a line that was found
 
 
@@ -60,7 +62,7 @@ def search(folders: Folders) -> OfferedTool:
         text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
         if not text:
             raise ToolError("text is empty")
-        found, end, looked = list[str](), monotonic() + SECONDS, 0
+        found, end, looked, paths = list[str](), monotonic() + SECONDS, 0, list[str]()
         for path in walk_files(folders.resolve_path(text_in(arguments, "path", "."))):
             if not fnmatch.fnmatch(os.path.basename(path), pattern):
                 continue
@@ -68,14 +70,35 @@ def search(folders: Folders) -> OfferedTool:
             if looked > FILES or monotonic() > end:
                 found.append(f"[cut: only {looked - 1} files were looked at]")
                 break
+            paths.append(path)
             found += find_lines(folders, path, text, MATCHES + 1 - len(found))
             if len(found) > MATCHES:
                 return "\n".join([*found[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
-        return "\n".join(found) or f"[nothing in {looked} files]"
+        return "\n".join(found) or nearest_passages(folders, paths, text) or f"[nothing in {looked} files]"
 
-    about = "Find lines that have a text, in all files of a folder but hidden ones."
+    about = (
+        "Find lines that have a text, in all files of a folder but hidden ones. If none has it, the passages that fit "
+        "its words best: a question will do."
+    )
     given = {"text": {"type": "string"}, "path": {"type": "string"}}
     return tool("search", about, {**given, "files": {"type": "string", "description": "as *.py"}}, ["text"], perform)
+
+
+def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
+    """Return the passages of files that have most of several words, each below its place, "" if none has any."""
+    from localllm.services.search.index import Index  # SQLite, for this only
+    from localllm.services.search.passages import cut_into_passages
+    from localllm.services.search.ranking import words_of
+
+    if len(words := words_of(text)) < 2:
+        return ""
+    with Index(None) as index:
+        for path in paths:
+            with suppress(OSError, ToolError):
+                index.add(cut_into_passages(folders.relative_path(path), text_of(folders, path)))
+        best = [index.passage(id) for id in index.by_words(words, PASSAGES)]
+    shown = "\n\n".join(f"{each.place}:\n{each.text}" for each in best)
+    return f"[no line has that text; these passages have its words]\n{shown}" if shown else ""
 
 
 def tool(name: str, about: str, given: dict[str, Any], needed: list[str], perform: Any) -> OfferedTool:

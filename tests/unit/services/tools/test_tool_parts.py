@@ -84,6 +84,17 @@ def test_a_list_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch
 # ---- searching
 
 
+def test_a_question_finds_passages(box: Toolbox, home: Path):
+    (home / "deep" / "boats.md").write_text("# Boats\n\nThe ferry leaves at nine.\n\n# Trains\n\nAt ten.\n")
+    place = Path("deep/boats.md")
+    assert perform(box, "search", text="when does the ferry leave?").text == (
+        f"[no line has that text; these passages have its words]\n{place}:1:\n# Boats\n\nThe ferry leaves at nine."
+    )
+    assert perform(box, "search", text="leaving ferries", path="deep").text.startswith("[no line has")
+    assert perform(box, "search", text="zeppelin ride").text.startswith("[nothing in ")
+    assert perform(box, "search", text="ferries").text.startswith("[nothing in ")  # a word, not a question
+
+
 def test_what_is_searched(box: Toolbox, home: Path):
     for name in ("a.txt", "B.txt", ".x.txt"):
         (home / "deep" / name).write_text("  milk \nno\nmilk " + "y" * 400)
