@@ -182,7 +182,7 @@ def test_steps_are_counted_anew_for_each_question():
     assert len(first.results([call("run")])) == 1  # before any question
     it, _ = tools(yes=("run",), most=2)
     for _ in range(2):
-        it.asked([])
+        it.note_question([])
         it.results([call("run"), call("run"), call("run")])
         it.results([])
         with pytest.raises(LocalllmError, match="called tools 2 times without answering; raise --max-steps"):
@@ -224,7 +224,7 @@ def test_tools_begin_with_a_model(tmp_path: Path, context: int | None, most: int
     with ExitStack() as stack:
         for _ in range(2):
             assert it.begin(model, GenerationOptions(), stack).tools == "these tools" and it.box.most == expected
-        it.asked([{"role": "user", "content": "Hi"}])
+        it.note_question([{"role": "user", "content": "Hi"}])
         it.note({"role": "assistant", "content": "Ho"}, finish="stop")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["model"] == "m.gguf" and lines[1:] == [
