@@ -19,6 +19,7 @@ LAYERS = [
     ["localllm.quantizing"],
     ["localllm.quantizing"],
     ["localllm.quantizing"],
+    ["localllm.compat"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],

@@ -1,0 +1,273 @@
+"""Arguments of llama-cpp-python's Llama, with its names, order and defaults, and the options that they are here.
+
+Source of names and defaults: llama-cpp-python 0.3.36.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from localllm.compat.llama_grammar import LlamaGrammar
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.sampling.options import ABOVE_0, ORDER
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+
+RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
+KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 8: "q8_0"}  # by GGML's numbers
+POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers
+CHAT_FORMATS = {"llama-3": "llama3"}  # what we call otherwise
+NO_EFFECT = (
+    "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
+    "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base", "lora_scale",
+    "numa", "draft_model",
+)  # fmt: skip
+REFUSED = {
+    "kv_overrides": "write the metadata into a file with localllm edit",
+    "rope_scaling_type": "the file says how positions are scaled",
+    "attention_type": "the file says what attention it has",
+    "rope_freq_scale": "the file says how positions are scaled",
+    "yarn_ext_factor": "the file says how positions are scaled",
+    "yarn_attn_factor": "the file says how positions are scaled",
+    "yarn_beta_fast": "the file says how positions are scaled",
+    "yarn_beta_slow": "the file says how positions are scaled",
+    "yarn_orig_ctx": "the file says how positions are scaled",
+    "lora_path": "merge the adapter into the model first",
+    "chat_handler": "the file's chat template is used, and the projector beside the model sees images",
+    "tokenizer": "the file's own tokenizer is used",
+    "spm_infill": "the suffix follows the prefix, as models for code are trained",
+}
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def takes(arguments: type) -> Callable[[T], T]:
+    """Show a method of (*given, **named) with the signature of the arguments that it makes of them."""
+
+    def decorate(method: T) -> T:
+        signature = inspect.signature(arguments)
+        me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [me, *signature.parameters.values()]
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=inspect.Signature.empty
+        )
+        return method
+
+    return decorate
+
+
+def warn(message: str) -> None:
+    """Warn the program that called the interface; Python shows a warning once for a place."""
+    place = inspect.currentframe()
+    level = 1
+    while place and place.f_globals.get("__name__", "").startswith("localllm.compat"):
+        place, level = place.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+@frozen
+class OpenArguments:
+    """Arguments of the constructor behind model_path."""
+
+    n_gpu_layers: int = 0
+    split_mode: int = 1
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    vocab_only: bool = False
+    use_mmap: bool = True
+    use_mlock: bool = False
+    kv_overrides: Mapping[str, Any] | None = None
+    seed: int = RANDOM_SEED
+    n_ctx: int = 512
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    rope_scaling_type: int | None = -1
+    pooling_type: int = -1
+    attention_type: int = -1
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = 1.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_orig_ctx: int = 0
+    logits_all: bool = False
+    embedding: bool = False
+    offload_kqv: bool = True
+    flash_attn: bool = False
+    op_offload: bool | None = None
+    swa_full: bool | None = None
+    no_perf: bool = False
+    last_n_tokens_size: int = 64
+    lora_base: str | None = None
+    lora_scale: float = 1.0
+    lora_path: str | None = None
+    numa: bool | int = False
+    chat_format: str | None = None
+    chat_handler: Any = None
+    draft_model: Any = None
+    tokenizer: Any = None
+    type_k: int | None = None
+    type_v: int | None = None
+    spm_infill: bool = False
+    verbose: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "OpenArguments":
+        """Check arguments, and warn of those without an effect. Raises UsageError for those that are refused."""
+        known = {each.name: each.default for each in fields(cls)}
+        for name, reason in REFUSED.items():
+            off = (known[name], None, 1.0) if name == "rope_freq_scale" else (known[name], None)
+            if name in given and given[name] not in off:
+                raise UsageError(f"{name} is not supported: {reason}")
+        idle = [name for name in given if name not in known or (name in NO_EFFECT and given[name] != known[name])]
+        if idle:
+            warn(f"arguments of llama-cpp-python without an effect here: {', '.join(idle)}")
+        return cls(**{name: value for name, value in given.items() if name in known})
+
+    def open_options(self) -> dict[str, Any]:
+        """Return the options of localllm.open. Raises UsageError."""
+        kinds = [kv_type("type_k", self.type_k), kv_type("type_v", self.type_v)]
+        options: dict[str, Any] = {"context": self.n_ctx, "kv_type": f"k={kinds[0]},v={kinds[1]}"}
+        if self.n_threads:
+            options["threads"] = self.n_threads
+        if self.n_gpu_layers:
+            options |= {"backend": "auto", "gpu_layers": "auto" if self.n_gpu_layers < 0 else self.n_gpu_layers}
+        if self.chat_format:
+            name = CHAT_FORMATS.get(self.chat_format, self.chat_format)
+            if name in BUILTIN_TEMPLATES:
+                return {**options, "chat_template": name}
+            warn(f"chat_format {self.chat_format!r} has no effect: the chat template of the model's file is used")
+        return options
+
+    @property
+    def pooling(self) -> str | None:
+        """How an embedding is made of tokens, None as the file says. Raises UsageError."""
+        if self.pooling_type == -1:
+            return None
+        if self.pooling_type not in POOLINGS:
+            raise UsageError(f"pooling_type should be -1, {', '.join(map(str, POOLINGS))}, not {self.pooling_type}")
+        return POOLINGS[self.pooling_type]
+
+
+def kv_type(name: str, number: int | None) -> str:
+    """Return what GGML's number of a type means for a KV cache. Raises UsageError."""
+    if number is None:
+        return "f16"
+    if number not in KV_TYPES:
+        known = ", ".join(f"{key} ({kind})" for key, kind in KV_TYPES.items())
+        raise UsageError(f"{name} should be {known}, not {number!r}")
+    return KV_TYPES[number]
+
+
+@frozen
+class CompletionArguments:
+    """Arguments of create_completion."""
+
+    prompt: str | Sequence[int]
+    suffix: str | None = None
+    max_tokens: int | None = 16
+    temperature: float = 0.8
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    logprobs: int | None = None
+    echo: bool = False
+    stop: str | Sequence[str] | None = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    top_k: int = 40
+    stream: bool = False
+    seed: int | None = None
+    tfs_z: float = 1.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    model: str | None = None
+    stopping_criteria: Any = None
+    logits_processor: Any = None
+    grammar: LlamaGrammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+
+@frozen
+class ChatArguments:
+    """Arguments of create_chat_completion."""
+
+    messages: Sequence[dict[str, Any]]
+    functions: Sequence[dict[str, Any]] | None = None
+    function_call: Any = None
+    tools: Sequence[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    temperature: float = 0.2
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    stream: bool = False
+    stop: str | Sequence[str] | None = ()
+    seed: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    max_tokens: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    tfs_z: float = 1.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    model: str | None = None
+    logits_processor: Any = None
+    grammar: LlamaGrammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:
+    """Return keyword arguments for generate and chat: max_tokens, stop, sampling, grammar. Raises UsageError.
+
+    last_n: tokens that penalties look at.
+    """
+    for name in ("logits_processor", "stopping_criteria"):
+        if getattr(given, name, None):
+            raise UsageError(f"{name} is not supported: use grammar, logit_bias or stop")
+    if given.grammar is not None and not isinstance(given.grammar, LlamaGrammar):
+        raise UsageError(f"grammar should be a LlamaGrammar, not {type(given.grammar).__name__}")
+    if given.tfs_z != 1.0:
+        warn("tfs_z has no effect, as in llama.cpp, which has no tail-free sampling any more")
+    stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or ())
+    options = {"max_tokens": given.max_tokens if (given.max_tokens or 0) > 0 else None, "stop": stop}
+    shape = {} if given.grammar is None else given.grammar.options
+    return {**options, **sampling_options(given, last_n, seed), **shape, "on_overflow": "error"}
+
+
+def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:
+    """Return how tokens are chosen, with nothing left to what a file recommends.
+
+    A temperature below 0 draws from the model's own distribution, and mirostat knows no temperature.
+    """
+    plain, is_greedy = given.temperature < 0, given.temperature == 0
+    bias = {int(token): float(value) for token, value in (given.logit_bias or {}).items()}
+    return {
+        "temperature": 1.0 if plain or (given.mirostat_mode and not is_greedy) else given.temperature,
+        "top_k": 0 if plain else max(given.top_k, 0),
+        "top_p": 1.0 if plain else min(max(given.top_p, ABOVE_0), 1.0),
+        "min_p": 0.0 if plain else min(max(given.min_p, 0.0), 1.0),
+        "typical": 1.0 if plain else min(max(given.typical_p, ABOVE_0), 1.0),
+        "mirostat": 0 if plain or is_greedy else given.mirostat_mode,
+        "mirostat_tau": given.mirostat_tau,
+        "mirostat_eta": given.mirostat_eta,
+        "repeat_last_n": last_n,
+        "repeat_penalty": given.repeat_penalty,
+        "presence_penalty": given.presence_penalty,
+        "frequency_penalty": given.frequency_penalty,
+        "xtc_probability": 0.0,
+        "samplers": ORDER,
+        "logit_bias": bias,
+        "seed": seed,
+    }

@@ -1,0 +1,113 @@
+"""llama-cpp-python's chat completions, with tools and forms, as dicts in OpenAI's form."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localllm.compat.llama_arguments import ChatArguments, answer_options, warn
+from localllm.compat.llama_completion import head, usage_of
+from localllm.compat.llama_logprobs import chat_logprobs
+from localllm.errors import UsageError
+from localllm.generation.logprobs import LikelyToken
+from localllm.generation.reasoning import THOUGHT, TextPart
+from localllm.generation.tools.tool_call import ToolCall, take
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+
+
+class ChatCompletion:
+    """An answer to a conversation that has begun."""
+
+    def __init__(self, model: "Model", given: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
+        """name: of the model in responses; last_n, seed: as of answer_options. Raises ContextError, UsageError."""
+        options = answer_options(given, last_n, seed)
+        if (schema := schema_of(given.response_format)) is not None:
+            options["schema"] = schema
+        if options["stop"] and (given.grammar is not None or schema is not None):
+            warn("stop has no effect together with grammar or response_format, which say where the answer ends")
+        if tools := tools_of(given):
+            options |= {"tools": tools, "tool_choice": choice_of(given)}
+        if given.logprobs:
+            options["top_logprobs"] = given.top_logprobs or 0
+        self.model, self.is_legacy, self.has_logprobs = model, bool(given.functions), bool(given.logprobs)
+        self.head = head("chat.completion.chunk" if given.stream else "chat.completion", "chatcmpl", name)
+        self.answer = model.chat(given.messages, **options)
+
+    def whole(self) -> dict[str, Any]:
+        """Run to the end, and return the response."""
+        for _ in self.answer:
+            pass
+        message = self.answer.message()
+        if calls := message.get("tool_calls"):
+            message["content"] = message["content"] or None
+            if self.is_legacy:
+                message["function_call"] = calls[0]["function"]
+        logprobs = chat_logprobs(self.answer.logprobs, self.model.tokenizer) if self.has_logprobs else None
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": self._reason(bool(calls))}
+        return {**self.head, "choices": [choice], "usage": usage_of(self.answer)}
+
+    def _reason(self, has_calls: bool) -> str:
+        reason = self.answer.finish_reason
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+    def stream(self) -> Iterator[dict[str, Any]]:
+        """Yield the response as chunks; leaving ends the answer."""
+        told, calls = 0, list[ToolCall]()
+
+        def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+            nonlocal told
+            tokens: list[LikelyToken] = self.answer.logprobs[told:] if self.has_logprobs else []
+            told += len(tokens)
+            logprobs = chat_logprobs(tokens, self.model.tokenizer) if tokens else None
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+            return {**self.head, "choices": [choice]}
+
+        try:
+            yield chunk({"role": "assistant"})
+            for part in self.answer.parts:
+                yield chunk(delta_of(part, calls, self.is_legacy))
+            yield chunk({}, self._reason(bool(calls)))
+        finally:
+            self.answer.close()
+
+
+def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, Any]:
+    """Return a part of an answer as a delta; calls: so far, to which it is added; is_legacy: with function_call."""
+    if not take(calls, part):
+        return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
+    begins, index = part.kind == CALL, len(calls) - 1
+    function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
+    call = {**calls[-1].to_message(), "function": function} if begins else {"function": function}
+    assert begins or part.kind == ARGUMENTS
+    legacy = {"function_call": function} if is_legacy and not index else {}
+    return {"tool_calls": [{"index": index, **call}], **legacy}
+
+
+def schema_of(form: Mapping[str, Any] | None) -> Any:
+    """Return the JSON schema of a response_format, None for plain text. Raises UsageError."""
+    kind = "text" if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return form.get("schema") or {"type": "object"}
+    inner = form.get("json_schema")
+    if kind != "json_schema" or not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
+        raise UsageError('response_format should be {"type": "json_object", "schema": ...} or text, or json_schema')
+    return inner["schema"]
+
+
+def tools_of(given: ChatArguments) -> list[dict[str, Any]]:
+    """Return the tools, also those of OpenAI's older interface."""
+    return [*(given.tools or ()), *({"type": "function", "function": each} for each in given.functions or ())]
+
+
+def choice_of(given: ChatArguments) -> str:
+    """Return auto, none, required or the name of the tool that is to be called. Raises UsageError."""
+    choice = given.function_call if given.tool_choice is None else given.tool_choice
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        choice = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(choice, str):
+            raise UsageError('tool_choice should be auto, none, required or {"function": {"name": ...}}')
+    return choice or "auto"

@@ -1,0 +1,106 @@
+"""llama-cpp-python's completions: a text goes on, as a dict in OpenAI's form or as an iterator of such dicts."""
+
+from collections.abc import Iterator
+from time import time
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from localllm.compat.llama_arguments import CompletionArguments, answer_options, warn
+from localllm.compat.llama_logprobs import completion_logprobs, prompt_logprobs
+from localllm.errors import UsageError
+from localllm.generation.infill import Infill
+from localllm.generation.logprobs import LikelyToken, TokenLogprob
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import Generation
+
+
+def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    """Return the fields with which a response begins."""
+    return {"id": f"{prefix}-{uuid4()}", "object": kind, "created": int(time()), "model": model}
+
+
+def usage_of(answer: "Generation") -> dict[str, int]:
+    """Count the tokens of a prompt and its answer."""
+    prompt, written = answer.prompt_tokens, answer.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+class TextCompletion:
+    """A text completion that has begun."""
+
+    def __init__(self, model: "Model", given: CompletionArguments, name: str, last_n: int, seed: int | None) -> None:
+        """name: of the model in responses; last_n, seed: as of answer_options. Raises ContextError, UsageError."""
+        self.model, self.given, self.logprobs = model, given, None if given.logprobs is None else int(given.logprobs)
+        options = answer_options(given, last_n, seed)
+        if options["stop"] and given.grammar is not None:
+            warn("stop has no effect together with grammar, which says where the answer ends")
+        if given.echo and given.stream:
+            warn("echo has no effect in a stream, as in llama-cpp-python")
+        self.ids = prompt_ids(model, given)
+        self.head = head("text_completion", "cmpl", name)
+        self.answer = model.generate(self.ids, top_logprobs=self.logprobs, **options)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt as a text."""
+        prompt = self.given.prompt
+        return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
+
+    def whole(self) -> dict[str, Any]:
+        """Run to the end, and return the response."""
+        text = "".join(self.answer)
+        choice = {
+            "text": self.prompt + text if self.given.echo else text,
+            "index": 0,
+            "logprobs": None if self.logprobs is None else self._all_logprobs(self.logprobs),
+            "finish_reason": self.answer.finish_reason,
+        }
+        return {**self.head, "choices": [choice], "usage": usage_of(self.answer)}
+
+    def _all_logprobs(self, count: int) -> dict[str, Any]:
+        """Return the log probabilities of the answer, with echo those of the prompt's text in front."""
+        tokenizer = self.model.tokenizer
+        if not self.given.echo:
+            return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
+        shown = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
+        tokens = [*prompt_logprobs(self.model, self.ids, count), *self.answer.logprobs]
+        if len(shown) == len(self.ids):  # nothing stands in front of the first one
+            tokens = [LikelyToken(TokenLogprob(shown[0], 0.0), ()), *tokens]
+        lists = completion_logprobs(tokens, tokenizer, 0)
+        if tokens:
+            lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
+        return lists
+
+    def stream(self) -> Iterator[dict[str, Any]]:
+        """Yield the response as chunks; leaving ends the answer."""
+        told, offset = 0, len(self.prompt)
+
+        def chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, Any]:
+            lists = completion_logprobs(tokens, self.model.tokenizer, offset) if tokens else None
+            choice = {"text": text, "index": 0, "logprobs": lists, "finish_reason": reason}
+            return {**self.head, "choices": [choice]}
+
+        try:
+            for text in self.answer:
+                tokens = self.answer.logprobs[told:] if self.logprobs is not None else []
+                yield chunk(text, None, tokens)
+                told, offset = told + len(tokens), offset + len(text)
+            left = self.answer.logprobs[told:] if self.logprobs is not None else []
+            yield chunk("", self.answer.finish_reason, left)
+        finally:
+            self.answer.close()
+
+
+def prompt_ids(model: "Model", given: CompletionArguments) -> list[int]:
+    """Return the token ids of a prompt. Raises UsageError."""
+    prompt, tokenizer = given.prompt, model.tokenizer
+    if given.suffix is not None:
+        if not isinstance(prompt, str):
+            raise UsageError("suffix: prompt should be a text, not token ids, when there is a suffix")
+        return Infill(prompt, given.suffix).encode(tokenizer)
+    if not isinstance(prompt, str):
+        return [int(token) for token in prompt]
+    ids = tokenizer.encode(prompt, special=True, bos=True)
+    return ids if ids or tokenizer.bos_id is None else [tokenizer.bos_id]

@@ -1,0 +1,336 @@
+"""The interface of llama-cpp-python, for programs that were written for it.
+
+    from localllm.compat.llama_cpp import Llama
+    llm = Llama(model_path="model.gguf", n_ctx=2048)
+    print(llm("The capital of France is", max_tokens=8)["choices"][0]["text"])
+
+docs/llama-cpp-python.md says what is the same, different and refused. Source of the interface: llama-cpp-python 0.3.36.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+
+from localllm.api import open_model
+from localllm.compat.llama_arguments import (
+    RANDOM_SEED,
+    ChatArguments,
+    CompletionArguments,
+    OpenArguments,
+    takes,
+    warn,
+)
+from localllm.compat.llama_chat import ChatCompletion
+from localllm.compat.llama_completion import TextCompletion
+from localllm.compat.llama_grammar import LlamaGrammar
+from localllm.errors import UsageError
+from localllm.services.catalogue import resolve
+
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence as TokenSequence
+
+__all__ = ["Llama", "LlamaGrammar", "LlamaState", "LlamaTokenizer"]
+
+
+class LlamaState:
+    """What a model has evaluated, for Llama.load_state of the same model.
+
+    Attributes:
+        n_tokens: how many tokens.  input_ids: they, int32 [n_tokens].  seed: the model's.
+        scores: logits behind each token, float32 [n_tokens, vocab], None without logits_all.
+    """
+
+    def __init__(self, sequence: "TokenSequence | None", rows: list[np.ndarray], seed: int) -> None:
+        """sequence: which the state owns.  rows: logits, float32 [tokens, vocab], in several pieces."""
+        self.sequence, self.rows, self.seed = sequence, rows, seed
+        self.input_ids = np.array(sequence.tokens if sequence else [], np.intc)
+        self.n_tokens = len(self.input_ids)
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """The logits in one piece."""
+        rows = np.concatenate(self.rows) if self.rows else None
+        return rows if rows is not None and len(rows) == self.n_tokens else None
+
+
+class LlamaTokenizer:
+    """The tokenizer of a Llama, between texts and token ids."""
+
+    def __init__(self, llama: "Llama") -> None:
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """See Llama.tokenize."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """See Llama.detokenize."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return self.detokenize(tokens).decode("utf-8", errors="ignore")
+
+
+class Llama:
+    """A model with llama-cpp-python's methods. Use it in a `with` statement, or close it.
+
+    Attributes:
+        model_path: as it was given.  metadata: of the file, as texts, without lists.  model: the localllm.Model.
+    """
+
+    def __init__(self, model_path: str, **given: Any) -> None:
+        """Open a GGUF file, or a model on this computer by its name.
+
+        given: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
+        """
+        self._closed = True
+        chosen = OpenArguments.of(given)
+        self.model_path, self.verbose, self.chat_format = model_path, chosen.verbose, chosen.chat_format
+        self._pooling, self._logits_all, self._last_n = chosen.pooling, chosen.logits_all, chosen.last_n_tokens_size
+        self.model = open_model(resolve(model_path), **chosen.open_options())
+        self._closed = False
+        for warning in self.model.warnings:
+            warn(warning)
+        self.metadata = {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in self.model.file.metadata.items()
+            if isinstance(value, str | int | float)
+        }
+        try:
+            self._require_rope_base(chosen.rope_freq_base)
+        except UsageError:
+            self.close()
+            raise
+        self._sequence: TokenSequence | None = None
+        self._rows = list[np.ndarray]()
+        self.set_seed(chosen.seed)
+
+    def _require_rope_base(self, base: float) -> None:
+        """Raise UsageError for another base frequency than the file's."""
+        own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", 10000.0))
+        if base not in (0.0, own):
+            raise UsageError(f"rope_freq_base is not supported: the file says {own:g}; leave it away or set it to 0")
+
+    # ---- texts
+
+    @takes(CompletionArguments)
+    def create_completion(self, *given: Any, **named: Any) -> Any:
+        """Complete a prompt: a dict in OpenAI's form, with stream an iterator of chunks.
+
+        Raises ContextError, UsageError.
+        """
+        chosen = CompletionArguments(*given, **named)
+        name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
+        made = TextCompletion(self.model, chosen, name, self._last_n, seed)
+        return made.stream() if chosen.stream else made.whole()
+
+    @takes(CompletionArguments)
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Complete a prompt; see create_completion."""
+        return self.create_completion(*given, **named)
+
+    @takes(ChatArguments)
+    def create_chat_completion(self, *given: Any, **named: Any) -> Any:
+        """Answer a conversation: a dict in OpenAI's form, with stream an iterator of chunks.
+
+        Raises ContextError, UsageError.
+        """
+        chosen = ChatArguments(*given, **named)
+        name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
+        made = ChatCompletion(self.model, chosen, name, self._last_n, seed)
+        return made.stream() if chosen.stream else made.whole()
+
+    @takes(ChatArguments)
+    def create_chat_completion_openai_v1(self, *given: Any, **named: Any) -> Any:
+        """Answer a conversation with objects of the package openai, which has to be installed."""
+        from openai.types.chat import ChatCompletion as Whole
+        from openai.types.chat import ChatCompletionChunk
+
+        made = self.create_chat_completion(*given, **named)
+        return Whole(**made) if isinstance(made, dict) else (ChatCompletionChunk(**chunk) for chunk in made)
+
+    def set_seed(self, seed: int | None) -> None:
+        """Set the seed of which completions without one of their own draw theirs."""
+        self._seed = RANDOM_SEED if seed is None or seed < 0 else seed
+        self._seeds = None if self._seed == RANDOM_SEED else random.Random(self._seed)
+
+    def _draw_seed(self, seed: int | None) -> int | None:
+        """Return the seed of a completion; None for any."""
+        if seed is None:
+            return self._seeds.randrange(2**32) if self._seeds else None
+        return None if seed < 0 or seed == RANDOM_SEED else seed
+
+    # ---- embeddings
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Embed a text, or several: a list of numbers, or of such lists; with return_count the number of tokens, too.
+
+        Raises ContextError, ModelError, UsageError.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
+        overflow = "cut" if truncate else "refuse"
+        rows = self.model.embed(texts, normalize=normalize, overflow=overflow, pooling=self._pooling).tolist()
+        made = rows[0] if isinstance(input, str) else rows
+        if not return_count:
+            return made
+        encode, most = self.model.tokenizer.encode, self.model.context
+        return made, sum(min(len(encode(text, bos=True, eos=True)), most) for text in texts)
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
+        """Embed a text, or several, as a dict in OpenAI's form. Raises as embed."""
+        rows, count = self.embed([input] if isinstance(input, str) else input, return_count=True)
+        data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return {"object": "list", "data": data, "model": model or self.model_path, "usage": usage}
+
+    # ---- tokens
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the token ids of a text in UTF-8, with what the file wants around it if add_bos. Raises UsageError."""
+        try:
+            return self.model.tokenizer.encode(bytes(text).decode(), special, add_bos, add_bos)
+        except (TypeError, UnicodeDecodeError):
+            raise UsageError("text should be bytes of UTF-8") from None
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the bytes of token ids. Raises UsageError."""
+        data = b"".join(self.model.tokenizer.token_bytes(int(token), special) for token in tokens)
+        return data[1:] if len(tokens) and tokens[0] == self.token_bos() and data[:1] == b" " else data
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """Return the tokenizer."""
+        return LlamaTokenizer(self)
+
+    def token_bos(self) -> int:
+        """Return the token that begins a text, -1 if there is none."""
+        return -1 if self.model.tokenizer.bos_id is None else self.model.tokenizer.bos_id
+
+    def token_eos(self) -> int:
+        """Return the token that ends a text, -1 if there is none."""
+        return -1 if self.model.tokenizer.eos_id is None else self.model.tokenizer.eos_id
+
+    def token_nl(self) -> int:
+        """Return the token of a line break."""
+        return self.model.tokenizer.encode_inside("\n")[-1]
+
+    def n_ctx(self) -> int:
+        """Return how many tokens a prompt and its answer may have together."""
+        return self.model.context
+
+    def n_vocab(self) -> int:
+        """Return how many tokens there are."""
+        return self.model.engine.vocab_size
+
+    def n_embd(self) -> int:
+        """Return the width of the model."""
+        return self.model.engine.hyperparameters.width
+
+    # ---- evaluation
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are evaluated; it can be set to fewer."""
+        return len(self._sequence.tokens) if self._sequence else 0
+
+    @n_tokens.setter
+    def n_tokens(self, count: int) -> None:
+        if not 0 <= count <= self.n_tokens:
+            raise UsageError(f"n_tokens should be from 0 to {self.n_tokens}, not {count}")
+        if self._sequence and count < self.n_tokens:
+            tokens = [int(token) for token in self._sequence.tokens[:count]]
+            held = self._sequence.truncate(count)
+            if held < count:
+                self._sequence.append(tokens[held:], "none")
+            self._rows = [self.scores[:count].copy()] if self._logits_all else []
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """The tokens that are evaluated, int32 [n_tokens]."""
+        return np.array(self._sequence.tokens if self._sequence else [], np.intc)
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The tokens that are evaluated."""
+        return deque(self.input_ids.tolist(), maxlen=self.model.context)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Logits behind each token that is evaluated, float32 [n_tokens, vocab]. Raises UsageError."""
+        if not self._logits_all:
+            raise UsageError("logits_all should be True for scores")
+        return np.concatenate(self._rows) if self._rows else np.empty((0, self.n_vocab()), np.float32)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """Logits behind each token that is evaluated; without logits_all behind the last one."""
+        rows = self.scores if self._logits_all else np.concatenate(self._rows[-1:] or [np.empty((0, 0))])
+        return deque(rows.tolist(), maxlen=self.model.context if self._logits_all else 1)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind those before. Raises ContextError, UsageError."""
+        if not len(tokens):
+            return
+        self._sequence = self._sequence or self.model.sequence()
+        rows = self._sequence.append([int(token) for token in tokens], "all" if self._logits_all else "last")
+        self._rows = [*(self._rows if self._logits_all else []), np.array(rows, np.float32)]
+
+    def reset(self) -> None:
+        """Forget what was evaluated."""
+        if self._sequence:
+            self._sequence.close()
+        self._sequence, self._rows = None, []
+
+    def save_state(self) -> LlamaState:
+        """Return what was evaluated; it stays in memory as long as the state."""
+        return LlamaState(self._sequence.fork() if self._sequence else None, [*self._rows], self._seed)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go back to what was evaluated when a state was saved, of this model. Raises UsageError."""
+        if state.sequence and state.sequence.engine is not self.model.engine:
+            raise UsageError("state should be of this model")
+        self.reset()
+        self._sequence, self._rows = state.sequence.fork() if state.sequence else None, [*state.rows]
+        self.set_seed(state.seed)
+
+    def set_cache(self, cache: Any) -> None:
+        """Do nothing but warn: what was read of prompts is always kept."""
+        warn("set_cache has no effect: what was read of prompts is always kept")
+
+    # ---- life
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, *given: Any, **named: Any) -> NoReturn:
+        """Raise UsageError: models are not downloaded behind a program's back."""
+        raise UsageError(
+            f'from_pretrained downloads nothing here: run `localllm pull hf:{repo_id}` once, then Llama("hf:{repo_id}")'
+        )
+
+    def close(self) -> None:
+        """Give back the memory and end the threads; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,45 @@
+"""llama-cpp-python's LlamaGrammar: what an answer must look like."""
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from localllm.errors import UsageError
+from localllm.generation.constraints.constraint import constraint_of
+
+
+class LlamaGrammar:
+    """A form of answers, checked. Make it with from_string, from_file or from_json_schema.
+
+    Attributes:
+        options: the keyword argument of Model.generate that has it: schema or grammar.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """options: schema or grammar. Raises UsageError for one that cannot be used."""
+        constraint_of(**options)
+        self.options = options
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> Self:
+        """Make it of a grammar in GBNF. Raises UsageError."""
+        return cls(grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> Self:
+        """Make it of a file in GBNF. Raises UsageError."""
+        try:
+            return cls.from_string(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"grammar: cannot read {file}: {error}") from None
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> Self:
+        """Make it of a JSON schema. Raises UsageError."""
+        try:
+            schema = json.loads(json_schema) if isinstance(json_schema, str) else dict(json_schema)
+        except ValueError as error:
+            raise UsageError(f"json_schema is not JSON: {error}") from None
+        return cls(schema=schema)
