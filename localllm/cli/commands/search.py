@@ -29,7 +29,9 @@ def search(
         bool, typer.Option("-n", "--line-number", help="Print FILE:LINE: before every line, as grep does.")
     ] = False,
     around: Annotated[
-        int, typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.")
+        int,
+        typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.  [default: 0]"),
+        TYPED_ONLY,  # the --context of other commands, which config.toml may set, is a number of tokens
     ] = 0,
     only_names: Annotated[
         bool, typer.Option("-l", "--files-with-matches", help="Print only the names of files, the best first.")

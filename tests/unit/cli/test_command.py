@@ -511,6 +511,20 @@ def test_no_option_has_the_variable_of_something_else():
     assert not others & {name for command in COMMANDS for param in params_of(command) for name in param.variables}
 
 
+def test_tokens_of_context_are_no_lines_around_a_passage(cli, configure, monkeypatch, tmp_path: Path):
+    """search has grep's --context; what is set for the models of other commands is none of its business."""
+    (text := tmp_path / "text.md").write_text("# A\n\nBoats leave at nine.\n\n# B\n\nTea is free.\n")
+    asked = ("search", str(text), "when do boats leave?", "--top", "1")
+    code, plain, _ = cli(*asked)
+    assert code == 0 and "nine" in plain and "Tea" not in plain
+    assert "Tea" in cli(*asked, "--context", "5")[1]
+    configure("[defaults]\ncontext = 8192\n")
+    monkeypatch.setenv("LOCALLLM_CONTEXT", "4096")
+    assert cli(*asked)[:2] == (0, plain)
+    (line,) = (line for line in cli("config")[1].splitlines() if line.startswith("--context  ") and "4096" in line)
+    assert "run, chat" in line and "search" not in line
+
+
 @pytest.mark.parametrize("folder", ["", "relative"])
 def test_a_relative_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
     monkeypatch.setenv("XDG_CONFIG_HOME", folder)
@@ -529,7 +543,7 @@ def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
     assert ["prompts kept", "500.0 MB", "config.toml, line 1"] in lines
     assert ["alias small", os.path.expanduser("~/small.gguf"), "config.toml, line 3"] in lines
     assert ["--max-tokens", "7", "config.toml, line 10: run"] in lines
-    assert ["--top-k", "6", "LOCALLLM_TOP_K: run, chat, map"] in lines
+    assert ["--top-k", "6", "LOCALLLM_TOP_K: run, chat, map, ask"] in lines
     _, out, _ = cli("config", "run", "small")
     lines = [re.split(" {2,}", line) for line in out.splitlines()]
     for line in (

@@ -10,9 +10,11 @@ import localllm
 from localllm.cli.commands.completion import possible
 from localllm.cli.commands.config import config
 from localllm.cli.commands.map import of_input
+from localllm.cli.compat import MEANT, NO_COMMAND
 from localllm.cli.interactive.settings import change_option
 from localllm.cli.interactive.slash_commands import execute
 from localllm.cli.open_model import compiling
+from localllm.cli.registry import COMMANDS
 from localllm.cli.terminal.output import ProgressLine
 from localllm.cli.terminal.render import columns
 from localllm.errors import UsageError
@@ -249,6 +251,7 @@ def test_options_of_the_same_meaning():
         "imatrix -m M -f c.txt --output-format dat -o i.dat -ngl 99 --save-frequency 50 --no-ppl --process-output",
         "quantize --imatrix i.gguf --include-weights attn_v --include-weights ffn_down in.gguf q4_k_m 8",
         "quantize --output-tensor-type q5_k --token-embedding-type q3_k --keep-split in.gguf q4_k_m 8",
+        "quantize --prune-layers 20,21 in.gguf q4_k_m",
         "tokenize -m M -p x --ids --log-disable --stdin",
     ],
 )
@@ -265,7 +268,6 @@ def test_copied_command_lines_are_taken(line: str):
         ("tokenize -m M -p x --no-bos", "--no-bos: tokens are those of `run --raw`"),
         ("perplexity -m M -f x --hellaswag", "--hellaswag: what is measured is perplexity"),
         ("imatrix -m M -f x --chunk 5", "--chunk: texts are read from their beginning"),
-        ("quantize --prune-layers 20,21 in.gguf q4_k_m", "--prune-layers: a model keeps all of its layers"),
         ("run M --format json x", "--format: --json-schema '{}' asks for any JSON"),
         ("inspect M --modelfile", "--modelfile: `localllm inspect --json` has all metadata"),
     ],
@@ -478,9 +480,14 @@ def test_what_completes(before: list[str], begun: str, words: list[str], monkeyp
     )
 
 
-@pytest.mark.parametrize(("word", "meant"), [("cli", "chat"), ("search", "list"), ("batch", "map"), ("delete", "rm")])
+@pytest.mark.parametrize(("word", "meant"), [("cli", "chat"), ("find", "list"), ("batch", "map"), ("delete", "rm")])
 def test_words_for_commands(word: str, meant: str, cli):
     assert cli(word)[2] == f"localllm: error: there is no command {word}; did you mean {meant}?\n"
+
+
+def test_words_for_commands_are_no_commands():
+    words = " ".join([*MEANT.values(), *NO_COMMAND]).split()
+    assert len(words) == len({*words}) and not {*words} & {*COMMANDS} and {*MEANT} <= {*COMMANDS}
 
 
 def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
