@@ -22,6 +22,7 @@ from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import embed, fit, inspect, serve
 from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.quantize import (
+    Spent,
     plan_by_sensitivity,
     require_consent,
     sizing,
@@ -734,7 +735,7 @@ def test_sizes(text: str, bytes_: int):
 
 def test_sizes_that_are_none():
     for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
-        with pytest.raises(UsageError, match=r"expected one as 3\.5GB"):
+        with pytest.raises(UsageError, match=r"^--size \S.*: expected a size like 45G, 3\.5GB or 800MB$"):
             parse_size(odd)
     jobs = [SimpleNamespace(output=SimpleNamespace(nbytes=700))]
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)
@@ -890,8 +891,11 @@ def test_a_number_for_each_layer():
 
 
 def test_the_table_of_chats_commands():
+    conversation: Any = None  # words are the same in every one
     for name, command in chat_commands.COMMANDS.items():
-        assert command.argument in ("", "on|off") or command.argument.replace(" ", "").isupper(), name
+        is_value = command.argument.replace(" ", "").isupper()  # other words are typed as they stand, and Tab has them
+        if command.argument and not is_value:
+            assert command.offers is not None and command.argument.split("|") == [*command.offers(conversation)], name
         assert command.help[:1].islower() or command.help.startswith("on, off"), name
 
 
@@ -965,12 +969,14 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
     (tmp_path / "plan.toml").write_text("")
     with pytest.raises(UsageError, match=r"plan\.toml: this file exists; --force overwrites it, and without --size"):
-        plan_by_sensitivity(source, request, len, path, 3, False)
+        plan_by_sensitivity(source, request, len, path, 3, False, Spent())
     with pytest.raises(UsageError, match="no formats are so small"):
-        plan_by_sensitivity(source, request, min, None, 3, False)
+        plan_by_sensitivity(source, request, min, None, 3, False, Spent())
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
-        new, made = plan_by_sensitivity(source, request, len, at, 3, force)
+        spent = Spent()
+        new, made = plan_by_sensitivity(source, request, len, at, 3, force, spent)
+        assert re.fullmatch(r"\d\.\d s \(scales \d\.\d, choosing formats \d\.\d\)", str(spent))
         assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
         assert at is None or read_formats(at, SimpleNamespace(tensors=[SimpleNamespace(name="a")])) == {"a": "Q8_0"}
     assert asked == [("m", 3), ("the scaled one", len, 3)] * 3
@@ -1025,14 +1031,18 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UsageError, match="out-2: this file exists and is not a model"):
         command.require_possible(plan, target, request, 1, False)
     asked.clear()
-    monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46] * 2).__next__)
-    for threads in (1, 1024):
+    monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46, 3.46, 1.0, 1.5, 3.26, 3.46]).__next__)
+    for threads, parts in ((1, ()), (1024, ("scales",))):
         command.require_possible(plan, target, request, threads, True)
-        command.execute(plan, target, request, threads)
+        spent = command.Spent()
+        for part in parts:
+            spent.add(part)
+        command.execute(plan, target, request, threads, spent)
     assert asked == [("check", target), (target, 1), ("check", target), (target, 1024)]
     out, err = capsys.readouterr()
     said = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"
-    assert out.splitlines() == [said] * 2 and err.splitlines() == ["localllm: warning: odd"] * 2
+    assert out.splitlines() == [said, f"{said} (scales 0.5, encoding 1.8)"]
+    assert err.splitlines() == ["localllm: warning: odd"] * 2
 
 
 # ---- vectors and where they go

@@ -249,7 +249,8 @@ def test_what_is_near(tiny: str):
 
 # ---- what becomes of a file's weights, and of masked places
 
-REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep_split": False,
+REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [],
+           "edits": {"values": {}, "removed": [], "warnings": []}, "keep_split": False, "split": None,
            "allow_requantize": False, "strict": False, "texts": None}  # fmt: skip
 
 
@@ -265,13 +266,18 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep
          [True, "Q6_K", "", False, []]),
         ("Q8_0 --strict --leave-output-tensor --tensor-type attn=q5_0", {"strict": True},
          [False, "", "", True, [["attn", "Q5_0"]]]),
+        ("Q8_0 --remove-metadata general.name --split-max-size 2M",
+         {"edits": {"values": {}, "removed": ["general.name"], "warnings": []},
+          "split": {"tensors": 0, "nbytes": 2_000_000, "empty_first": False}}, [False, "", "", False, []]),
+        ("Q8_0 --split-max-tensors 7 --no-tensor-first-split",
+         {"split": {"tensors": 7, "nbytes": 0, "empty_first": True}}, [False, "", "", False, []]),
         ("Q8_0 --calibrate", {"texts": []}, [False, "", "", False, []]),
         ("Q8_0 t u --calibrate", {"texts": ["t", "u"]}, [False, "", "", False, []]),
     ],
 )  # fmt: skip
 def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
     monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
-    monkeypatch.setattr("localllm.quantizing.quantize.require_valid_source", lambda source, overrides: None)
+    monkeypatch.setattr("localllm.quantizing.quantize.require_valid_source", lambda source, overrides, edits: None)
     told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
     recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
     patterns = [[pattern.pattern, name] for pattern, name in chosen[4]]
