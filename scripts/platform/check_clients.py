@@ -5,7 +5,8 @@
     python scripts/platform/check_clients.py MODEL.gguf                 # all tasks of client_tasks.py
     python scripts/platform/check_clients.py MODEL.gguf openai_chat     # some
 
-The libraries are installed in an environment of their own, outside of the repository (--environment), the first time.
+The libraries are installed in an environment of their own, outside of the repository (--environment), the first time;
+that of npm needs Node.js.
 Prints a line for each task; the exit code is 1 if one fails.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("client_tasks.py")
 PACKAGES = ["openai", "anthropic", "instructor", "smolagents[openai]", "pydantic-ai-slim[openai]", "langchain-openai",
-            "llama-index-llms-openai-like", "litellm"]  # fmt: skip
+            "llama-index-llms-openai-like", "litellm", "ollama", "langchain-ollama", "llm", "llm-ollama"]  # fmt: skip
 SECONDS = 300  # of one task
 
 
@@ -31,6 +32,7 @@ def python_of(folder: Path) -> Path:
         venv.create(folder, with_pip=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
         subprocess.run(install, check=True)
+        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), "ollama"], check=True)
     return python
 
 
@@ -58,7 +60,13 @@ def main() -> int:
 
 def run_task(python: Path, task: str, url: str) -> bool:
     """Run a task in a process of its own; whether its answer is right."""
-    names = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    modules = python.parent.parent / "node_modules"
+    names = {
+        "NODE_MODULES": str(modules),
+        "OPENAI_API_KEY": "none",
+        "ANTHROPIC_API_KEY": "none",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
     command = [str(python), str(TASKS), task, url]
     try:
         done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, timeout=SECONDS)

@@ -4,8 +4,14 @@
 Every task has an answer that can be checked; a wrong one is an AssertionError.
 """
 
+import json
+import os
+import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -155,11 +161,64 @@ def litellm_completion(url: str) -> None:
     assert "5" in litellm.completion(model="openai/any", messages=asked, **options).choices[0].message.content
 
 
+def ollama_tools(url: str) -> None:
+    from ollama import Client
+
+    client, asked = Client(host=url), [{"role": "user", "content": PERSON}]
+    found = client.chat("any", asked, format=Person.model_json_schema(), options={"temperature": 0})
+    assert Person.model_validate_json(found.message.content) == Person(name="Jason", age=25), found
+    told = "".join(part.response for part in client.generate("any", SUM, stream=True, options={"temperature": 0}))
+    assert "5" in told, told
+
+
+def langchain_ollama_chat(url: str) -> None:
+    from langchain_ollama import ChatOllama
+
+    model = ChatOllama(model="any", base_url=url, temperature=0)
+    assert "5" in model.invoke(SUM).content
+    assert "5" in "".join(part.content for part in model.stream(SUM))
+    found = model.with_structured_output(Person).invoke(PERSON)
+    assert (found.name, found.age) == ("Jason", 25), found
+
+
+def llm_ollama_prompt(url: str) -> None:
+    """Ask by Simon Willison's llm, whose plugin finds the models by /api/tags and /api/show."""
+    environment = {**os.environ, "OLLAMA_HOST": url, "LLM_USER_PATH": tempfile.mkdtemp()}
+
+    def call(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    with urllib.request.urlopen(f"{url}/api/tags") as reply:
+        name = json.load(reply)["models"][0]["name"]
+    assert name in call("ollama", "models")
+    assert "5" in call("-m", name, "-o", "temperature", "0", SUM)
+
+
+def ollama_javascript(url: str) -> None:
+    """Ask by the npm package ollama."""
+    folder = os.environ["NODE_MODULES"]
+    program = f"""
+        const {{ Ollama }} = require({str(Path(folder) / "ollama")!r});
+        (async () => {{
+            const client = new Ollama({{ host: {url!r} }});
+            const messages = [{{ role: "user", content: {SUM!r} }}];
+            let said = "";
+            for await (const part of await client.chat({{ model: "any", messages, stream: true }}))
+                said += part.message.content;
+            console.log((await client.list()).models.length, said);
+        }})();
+    """
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("1 ") and "5" in done.stdout, done.stdout
+
+
 TASKS: dict[str, Callable[[str], None]] = {
     task.__name__: task
     for task in (
         openai_chat, openai_responses, openai_parse, anthropic_messages, instructor_modes, smolagents_tools,
         smolagents_code, pydantic_ai_output, langchain_chat, llama_index_chat, litellm_completion,
+        ollama_tools, langchain_ollama_chat, llm_ollama_prompt, ollama_javascript,
     )
 }  # fmt: skip
 
