@@ -53,6 +53,7 @@ from localllm.convert.families import (
     windowed,
 )
 from localllm.convert.family import Family
+from localllm.convert.quantized import known_method, quant_method
 from localllm.files.gguf.header import printable
 
 FAMILIES = {
@@ -263,13 +264,14 @@ KEEP_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # quantiz
 
 
 def family_of(config: Config) -> Family:
-    """Find the family of a checkpoint. Raises ModelError if it is not supported."""
+    """Find the family of a checkpoint. Raises ModelError if it, or how its weights are quantized, is not supported."""
     select = AMBIGUOUS.get(config.architecture)
     family = select(config) if select else FAMILIES.get(config.architecture)
     if family is None:
         near = get_close_matches(config.architecture, FAMILIES) or ["LlamaForCausalLM"]
         known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
         raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
-    method = config.get("quantization_config")
-    name = str(method.get("quant_method")) if isinstance(method, dict) else ""
-    return KEEP_BLOCKS.get((config.architecture, name), family)
+    kept = KEEP_BLOCKS.get((config.architecture, quant_method(config)))
+    if kept is None:
+        known_method(config)
+    return kept or family

@@ -220,7 +220,7 @@ def with_offsets(guessing: Layer) -> Layer:
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return {name: replace(its, build=build) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
+    return {name: replace(its, made=build) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
 
 
 IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}

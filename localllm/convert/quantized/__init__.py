@@ -33,14 +33,20 @@ def quant_method(config: Config) -> str:
     return str(method) if method else ""
 
 
-def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
-    """Replace quantized tensors by dequantized ones. Raises ModelError for a method or a setting that is unknown."""
+def known_method(config: Config) -> str:
+    """Return the quantization method, "" without one. Raises ModelError if it is not supported."""
     name = quant_method(config)
-    if not name:
-        return stored
-    if name not in METHODS:
+    if name and name not in METHODS:
         known = ", ".join(METHODS)
         raise config.refusal(f"the weights are quantized ({printable(name)}), which is not supported ({known} are)")
+    return name
+
+
+def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
+    """Replace quantized tensors by dequantized ones. Raises ModelError for a method or a setting that is unknown."""
+    name = known_method(config)
+    if not name:
+        return stored
     key = "quantization_config" if config.get("quantization_config") else "compression_config"
     tensors = METHODS[name](Tensors(stored), config.section(key))
     return tensors.all()
