@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import numpy as np
+
 from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -233,9 +235,6 @@ def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed
 
     last_n: tokens that penalties look at.
     """
-    for name in ("logits_processor", "stopping_criteria"):
-        if getattr(given, name, None):
-            raise UsageError(f"{name} is not supported: use grammar, logit_bias or stop")
     if given.grammar is not None and not isinstance(given.grammar, LlamaGrammar):
         raise UsageError(f"grammar should be a LlamaGrammar, not {type(given.grammar).__name__}")
     if given.tfs_z != 1.0:
@@ -243,7 +242,28 @@ def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed
     stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or ())
     options = {"max_tokens": given.max_tokens if (given.max_tokens or 0) > 0 else None, "stop": stop}
     shape = {} if given.grammar is None else given.grammar.options
-    return {**options, **sampling_options(given, last_n, seed), **shape, "on_overflow": "error"}
+    return {**options, **sampling_options(given, last_n, seed), **shape, **callables(given), "on_overflow": "error"}
+
+
+def callables(given: CompletionArguments | ChatArguments) -> dict[str, Any]:
+    """Return what is called with token ids, int32 [tokens], and logits before a token is drawn."""
+    processors = as_list(given.logits_processor)
+    criteria = as_list(getattr(given, "stopping_criteria", None))
+
+    def process(ids: list[int], logits: np.ndarray) -> np.ndarray:
+        for each in processors:
+            logits = each(np.array(ids, np.intc), logits)
+        return logits
+
+    def ends(ids: list[int], logits: np.ndarray) -> bool:
+        return any([bool(each(np.array(ids, np.intc), logits)) for each in criteria])
+
+    return {"logits_processor": process if processors else None, "stopping_criteria": ends if criteria else None}
+
+
+def as_list(given: Any) -> list[Any]:
+    """Return one function or several as a list."""
+    return list(given or ()) if isinstance(given, list | tuple) or given is None else [given]
 
 
 def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:

@@ -32,7 +32,23 @@ from localllm.services.catalogue import resolve
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as TokenSequence
 
-__all__ = ["Llama", "LlamaGrammar", "LlamaState", "LlamaTokenizer"]
+__all__ = ["Llama", "LlamaGrammar", "LlamaState", "LlamaTokenizer", "LogitsProcessorList", "StoppingCriteriaList"]
+
+
+class LogitsProcessorList(list[Any]):
+    """Functions of token ids, int32 [tokens], and logits, float32 [vocab], that change the logits one after another."""
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[Any]):
+    """Functions of token ids, int32 [tokens], and logits, float32 [vocab], of which one is enough to end an answer."""
+
+    def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
+        return any([criterion(input_ids, logits) for criterion in self])
 
 
 class LlamaState:

@@ -1,6 +1,6 @@
 """Keyword arguments of methods that generate, as one typed dict, and the options made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from localllm.errors import UsageError
@@ -9,6 +9,8 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.values import plain
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from localllm.generation.speculation.drafter import Drafter
 
 
@@ -52,7 +54,9 @@ class AnswerArguments(SamplingArguments, total=False):
     think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
     continue the last message; None: an assistant's without tool calls.  schema, grammar (GBNF), regex: what the answer
     must look like, one of them; json_whitespace and additional_properties loosen a schema.  logprobs, top_logprobs:
-    whether to keep log probabilities, and how many likely alternatives to each token.
+    whether to keep log probabilities, and how many likely alternatives to each token.  logits_processor: called before
+    each token is drawn with the ids so far and a copy of the logits, float32 [vocab], returns those to draw from;
+    stopping_criteria: called so, too, says whether the answer ends here.
     """
 
     on_overflow: str | None
@@ -68,6 +72,8 @@ class AnswerArguments(SamplingArguments, total=False):
     additional_properties: bool
     logprobs: bool
     top_logprobs: int | None
+    logits_processor: Callable[[list[int], "np.ndarray"], "np.ndarray"] | None
+    stopping_criteria: Callable[[list[int], "np.ndarray"], bool] | None
 
 
 class CallArguments(AnswerArguments, total=False):

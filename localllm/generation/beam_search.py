@@ -14,6 +14,7 @@ import numpy as np
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.generation.options import CALLABLES
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
@@ -64,6 +65,9 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
     require_counts(n, beams)
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
+            raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
+    for name in CALLABLES:
+        if beams and getattr(task.options, name):
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
     if beams:
         task = replace(task, options=replace(task.options, speculate="off"))

@@ -14,9 +14,12 @@ from localllm.generation.speculation.drafter import Drafter
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.tools.tool_grammar import ToolUse
 
+CALLABLES = ("logits_processor", "stopping_criteria")  # options that are functions, which only programs have
 SPECULATE = ("auto", "mtp", "ngram", "off")
 
 
@@ -41,6 +44,10 @@ class GenerationOptions:
     constraint: "Constraint | None" = None  # what an answer must look like
     tools: "ToolUse | None" = None  # that an answer may call
     top_logprobs: int | None = None  # alternatives to report for each token, None for no log probabilities
+    # Called before each token is drawn, with the ids of prompt and answer and a copy of the logits float32 [vocab]:
+    # returns those to draw from, before all other steps; says whether the answer ends here.
+    logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
+    stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
     result_type: Any = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
@@ -53,6 +60,11 @@ class GenerationOptions:
             raise UsageError("MTP (mtp) cannot be combined with on_overflow=shift")
         if self.top_logprobs is not None:
             whole_number("top_logprobs", self.top_logprobs)
+        for name in CALLABLES:
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise UsageError(f"{name} should be a function, not {getattr(self, name)!r:.60}")
+        if self.stopping_criteria and (self.constraint or self.tools):
+            raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
         if isinstance(self.stop, str | bytes):

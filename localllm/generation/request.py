@@ -16,6 +16,7 @@ from localllm.frozen import frozen
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.context_overflow import SINKS, require_shift
+from localllm.generation.logits_callables import ends_answer, processed_logits
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextPart, Thinking
@@ -320,7 +321,10 @@ class Completion:
 
     def accept_logits(self, row: np.ndarray) -> Output:
         """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
-        token = self.guide.choose(self.sampler, row)
+        if ends_answer(self.options, self.ids, row):
+            self.has_ended = True
+            return Output(self, None, [], row)
+        token = self.guide.choose(self.sampler, processed_logits(self.options, self.ids, row))
         elapsed = perf_counter() - self.started
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s

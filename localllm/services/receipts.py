@@ -25,6 +25,7 @@ from localllm.files.cache.file_hash import OnProgress, sha256_of
 from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import CALLABLES
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.drafter import Drafter
 from localllm.kernels.build.objects import object_folder
@@ -137,7 +138,7 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
-        if field.name == "on_progress":
+        if field.name == "on_progress" or (value is None and field.name in CALLABLES):
             continue
         if isinstance(value, SamplingOptions):
             biases = [[token, str(bias)] for token, bias in (value.logit_bias or {}).items()]  # some are infinite

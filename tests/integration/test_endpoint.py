@@ -211,6 +211,8 @@ def test_what_each_program_is_asked_for():
         request_of(options, Form(), OTHER)
     with pytest.raises(UsageError, match="regex is not available with this endpoint: llama-server"):
         request_of(options, Form(regex="x"), DIALECTS["llamacpp"])
+    with pytest.raises(UsageError, match="logits_processor is not available with this endpoint"):
+        request_of(GenerationOptions(logits_processor=lambda ids, row: row), Form(), DIALECTS["localllm"])
 
 
 # ---- servers that go wrong

@@ -8,6 +8,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import CALLABLES
 from localllm.generation.reasoning import EFFORTS
 from localllm.generation.sampling.options import SamplingOptions
 
@@ -74,6 +75,9 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
+    for name in CALLABLES:
+        if getattr(options, name):
+            raise refusal(name, dialect)
     for each in fields(options.sampling):
         value = getattr(options.sampling, each.name)
         if value is None:

@@ -16,7 +16,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.compat.llama_arguments import ChatArguments, CompletionArguments, OpenArguments
-from localllm.compat.llama_cpp import Llama, LlamaGrammar
+from localllm.compat.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from localllm.errors import ContextError, ModelError, UsageError
 
 PROMPT = "hello world"
@@ -349,10 +349,31 @@ def test_gpu_layers_run_without_a_gpu(tiny: str, monkeypatch: pytest.MonkeyPatch
                 assert llm.model.device == "CPU" and llm(PROMPT, max_tokens=1)["choices"]
 
 
-@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
-def test_callables_are_refused(llm: Llama, name: str):
-    with pytest.raises(UsageError, match=f"{name} is not supported"):
-        llm(PROMPT, **{name: [lambda ids, scores: scores]})
+def test_logits_processors_and_stopping_criteria(llm: Llama):
+    seen = list[tuple[list[int], int]]()
+    (mark,) = llm.tokenize(b"!")
+
+    def only_mark(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        seen.append((input_ids.tolist(), len(scores)))
+        scores[:] = -np.inf
+        scores[mark] = 0
+        return scores
+
+    ids = llm.tokenize(PROMPT.encode())
+    assert llm(PROMPT, max_tokens=3, logits_processor=[only_mark])["choices"][0]["text"] == "!!!"
+    assert seen == [([*ids, *[mark] * count], llm.n_vocab()) for count in range(3)]
+    processors = LogitsProcessorList([lambda ids, scores: scores * 0, only_mark])
+    chat = llm.create_chat_completion(HI, max_tokens=2, logits_processor=processors)
+    assert chat["choices"][0]["message"]["content"] == "!!"
+    criteria = StoppingCriteriaList(
+        [lambda ids, logits: False, lambda input_ids, logits: len(input_ids) >= len(ids) + 5]
+    )
+    whole = llm(PROMPT, max_tokens=9, temperature=0)["choices"][0]["text"]
+    cut = llm(PROMPT, max_tokens=9, temperature=0, stopping_criteria=criteria)
+    assert cut["usage"]["completion_tokens"] == 5 and cut["choices"][0]["finish_reason"] == "stop"
+    assert whole.startswith(cut["choices"][0]["text"])
+    with pytest.raises(UsageError, match="stopping_criteria cannot be combined with a constraint"):
+        llm(PROMPT, stopping_criteria=criteria, grammar=LlamaGrammar.from_string(WORDS))
 
 
 def test_other_mistakes(llm: Llama):

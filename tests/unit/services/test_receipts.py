@@ -22,6 +22,7 @@ from localllm.cli import receipt as cli_receipt
 from localllm.errors import UsageError
 from localllm.files.cache import file_hash
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import CALLABLES
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.kernels.machine import Lane
@@ -89,7 +90,10 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
     assert receipt["opening"].pop("threads") >= 1
     assert receipt["opening"] == {"context": 2048, "kv_type": "k=f16,v=f16", "chat_template": None}
     options = receipt["options"]
-    assert options.keys() == {field.name for field in fields(GenerationOptions)} - {"on_progress"} | {"n", "beams"}
+    assert options.keys() == {field.name for field in fields(GenerationOptions)} - {"on_progress", *CALLABLES} | {
+        "n",
+        "beams",
+    }
     assert options["sampling"].keys() == {field.name for field in fields(SamplingOptions)}
     assert (options["max_tokens"], options["stop"], options["sampling"]["top_p"]) == (6, ["x\ny"], 0.5)
     assert options["sampling"]["seed"] == receipt["result"]["seed"] is not None
@@ -351,8 +355,14 @@ def test_a_draft_model_is_no_option_of_the_text():
     """It guesses; which one it was is told by its path."""
     options = GenerationOptions(speculate=ModelDrafter.__new__(ModelDrafter), on_progress=print)
     assert receipts.plain_options(options).keys() == {each.name for each in fields(options)} - {
-        "on_progress", "speculate"
+        "on_progress", "speculate", "logits_processor", "stopping_criteria"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
+def test_a_function_cannot_be_said_again(name: str):
+    with pytest.raises(UsageError, match=f"{name} cannot be written to a receipt"):
+        receipts.plain_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
 
 
 def test_how_a_model_is_opened_alike():
