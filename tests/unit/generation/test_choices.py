@@ -35,7 +35,9 @@ def test_tokens_of_an_answer_have_log_probabilities(model: localllm.Model):
     assert total == pytest.approx(logprob(model, answer.prompt, answer.tokens), abs=2e-2)
     plain = model.chat(MESSAGES, 6, temperature=0, logprobs=True)
     "".join(plain)
-    assert [each.chosen for each in plain.logprobs] == [each.chosen for each in answer.logprobs]
+    assert [each.chosen.token for each in plain.logprobs] == answer.tokens
+    expected = [each.chosen.logprob for each in answer.logprobs]  # of a prompt that was read whole, not from its cache
+    assert [each.chosen.logprob for each in plain.logprobs] == pytest.approx(expected, abs=1e-4)
     assert plain.logprobs[0].likeliest == () and model.chat(MESSAGES, 1).logprobs == []
     (mapped,) = model.map([MESSAGES], 6, temperature=0, logprobs=True)
     assert [each.chosen.token for each in mapped.logprobs] == mapped.tokens

@@ -451,8 +451,12 @@ def test_run_with_a_schema(tiny: Path, tmp_path: Path, cli):
 
 
 def test_map_with_a_schema(tiny: Path, cli):
-    code, out, _ = cli("map", tiny, "-n", "99", "-s", "1", "-j", json.dumps(PERSON), stdin=b"a\nb\n")
-    assert [problem(PERSON, json.loads(line)["output"]) for line in out.splitlines()] == [None, None]
+    command = "map", tiny, "-n", "99", "-s", "1", "-j", json.dumps(PERSON)
+    code, out, _ = cli(*command, stdin=b"a\nb\n")
+    outputs = [json.loads(line)["output"] for line in out.splitlines()]
+    assert [problem(PERSON, json.dumps(output)) for output in outputs] == [None, None]
+    code, out, _ = cli(*command, "--json-as-text", stdin=b"a\nb\n")
+    assert [json.loads(json.loads(line)["output"]) for line in out.splitlines()] == outputs
     assert code == 0
 
 

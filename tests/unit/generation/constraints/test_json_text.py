@@ -169,4 +169,5 @@ def test_run_and_map(path: Path, tmp_path: Path, cli):
     lines = tmp_path / "in.txt"
     lines.write_text("a\nb\n")
     out = cli("map", str(path), str(lines), "-p", "{line}", "-j", schema, "--seed", "3")[1]
-    assert {json.loads(line)["output"] for line in out.splitlines()} <= answers
+    outputs = [line.partition('"output": ')[2] for line in out.splitlines()]
+    assert len(outputs) == 2 and all(output.startswith(('{"a": "x"}', '{"a": "y"}')) for output in outputs)
