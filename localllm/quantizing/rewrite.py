@@ -28,6 +28,7 @@ from localllm.quantizing.splitting import (
     split_metadata,
     split_paths,
 )
+from localllm.system.files import sync
 
 CHUNK = 8 << 20  # bytes that are copied at once
 MOST_HEADER = 1 << 30  # bytes of a header; those of the largest vocabularies have 20 MB
@@ -197,7 +198,7 @@ def replace_header(path: str, header: bytes) -> str:
         with open(path, "r+b") as file:
             file.write(header)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     except OSError as error:
         raise LocalllmError(
             f"{path}: cannot be written: {error.strerror or error}; the old header is in {copy}"

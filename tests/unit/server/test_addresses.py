@@ -68,7 +68,7 @@ def test_rules_judge_what_is_meant(path: str):
             assert served.get(address, **key).status == 403
 
 
-@pytest.mark.parametrize("address", ["/v1/nothing", "/v1/chat", "/v1/messages/nothing", "/api/generate", "/v1"])
+@pytest.mark.parametrize("address", ["/v1/nothing", "/v1/chat", "/v1/messages/nothing", "/generate", "/v1"])
 def test_an_address_that_is_none(told: Served, address: str):
     reply = told.post(address, {"messages": HI})
     error = reply.json["error"]

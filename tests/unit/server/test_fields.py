@@ -64,6 +64,7 @@ def test_what_each_field_becomes(name: str):
     """And nothing else is changed by it; nobody is told that it was ignored."""
     question, asks = INTERFACES[name]
     usual = {"model": None, "prompts": ["x"] if name == "text" else [asked("x")], "n": 1, "top_logprobs": None}
+    usual["context"] = []
     usual |= flat(GenerationOptions()) | ({"max_tokens": 16} if name == "text" else {})
     usual |= usual.pop("sampling")
     for fields, expected in [({}, {}), (DRAWN, DRAWN), *OWN[name]]:

@@ -1557,7 +1557,7 @@ def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **l
     )  # fmt: skip
     left: list[Any] = []
     working: Any = SimpleNamespace(model=model, cancel=left.append, left=left)
-    asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, top_logprobs=None)
+    asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, top_logprobs=None, context=())
     return service.ResponseStream("m", working, asked, Limits(**limits), AsyncExitStack())
 
 
