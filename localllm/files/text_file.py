@@ -62,10 +62,19 @@ def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
     except UsageError as error:
         if b"\0" in data or data.startswith(UTF16_MARKS):
             raise
-        count = sum("\udc80" <= letter <= "\udcff" for letter in data.decode(errors="surrogateescape"))
-        number = "1 byte" if count == 1 else f"{count} bytes"
-        warning = f"{error}; replaced {number} in all"
-        return data.decode(errors="replace").removeprefix("\ufeff"), warning
+        text, count = replace_invalid(data)
+        return text.removeprefix("\ufeff"), replacement_warning(str(error), count)
+
+
+def replace_invalid(data: bytes) -> tuple[str, int]:
+    """Decode UTF-8 with U+FFFD for what is not valid; return with it how many bytes were not."""
+    escaped = data.decode(errors="surrogateescape")
+    return data.decode(errors="replace"), sum("\udc80" <= letter <= "\udcff" for letter in escaped)
+
+
+def replacement_warning(problem: str, count: int) -> str:
+    """Describe the first invalid byte, and how many bytes of the whole text were replaced."""
+    return f"{problem}; replaced {'1 byte' if count == 1 else f'{count} bytes'} in all"
 
 
 def require_encoding(name: str | None) -> None:

@@ -8,8 +8,8 @@ from itertools import chain
 from queue import Empty, Queue
 from typing import Any
 
-from localllm.errors import LocalllmError
-from localllm.files.text_file import UTF16_MARKS, decode_text, decode_with_replacement
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
 from localllm.services.records import Record, is_json_line, parse_json_line, parse_plain_line
 
 AHEAD = 256  # lines that are read before they are asked for
@@ -25,16 +25,17 @@ class RecordStream:
         may_wait: tells whether nothing else is to be done.
         is_stopped: whether the user wants no more.
         pending: records that were handed out, for who puts results in order; count: how many they were.
-        warning: a line for the user, "" for none.
     """
 
     def __init__(self, source: Any):
         """source: a binary stream, which a thread reads by lines."""
         self.may_wait: Callable[[], bool] = lambda: True
-        self.pending, self.count, self.warning = deque[Record](), 0, ""
+        self.pending, self.count = deque[Record](), 0
         self._error: LocalllmError | None = None
         self._lines, self._is_jsonl, self._ended = Queue[bytes | None](AHEAD), False, False
         self._number, self._seen, self.is_stopped = 0, dict[str | int, int](), False
+        self._offset = 0  # bytes before the next line
+        self._invalid, self._replaced = "", 0  # the first invalid byte, and how many they were
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
 
     def _read(self, source: Any) -> None:
@@ -55,6 +56,11 @@ class RecordStream:
         """Return whether more may come."""
         return not (self._ended or self.is_stopped)
 
+    @property
+    def warning(self) -> str:
+        """Describe the bytes that were not UTF-8 so far; "" if all were."""
+        return replacement_warning(self._invalid, self._replaced) if self._replaced else ""
+
     def stop(self) -> None:
         """Hand out no more."""
         self.is_stopped = True
@@ -68,8 +74,9 @@ class RecordStream:
             if line is None:
                 break
             self._number += 1
+            offset, self._offset = self._offset, self._offset + len(line)
             if line.strip():
-                record = self._record(line.removesuffix(b"\n").removesuffix(b"\r"))
+                record = self._record(line.removesuffix(b"\n").removesuffix(b"\r"), offset)
                 self.pending.append(record)
                 self.count += 1
                 return record
@@ -91,19 +98,31 @@ class RecordStream:
             return line
         return None
 
-    def _record(self, line: bytes) -> Record:
-        number = self._number
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+    def _record(self, line: bytes, offset: int) -> Record:
+        number, text = self._number, self._decode(line, offset)
+        line = (text.removeprefix("\ufeff") if number == 1 else text).encode()
         if not self.count:
             self._is_jsonl = is_json_line(line)
-        text, warning = decode_with_replacement(line, f"stdin, line {number}")
-        self.warning, line = self.warning or warning, text.encode()
         record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
         first = self._seen.setdefault(record.id, number)
         return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
+
+    def _decode(self, line: bytes, offset: int) -> str:
+        """Decode a line, `offset` bytes from the beginning; count the bytes that are not UTF-8, which become U+FFFD.
+
+        Raises UsageError for a binary line, which has a zero byte besides.
+        """
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            problem = f"stdin: not UTF-8 at byte {offset + error.start} (0x{line[error.start]:02x})"
+        if b"\0" in line:
+            raise UsageError(problem)
+        text, count = replace_invalid(line)
+        self._invalid, self._replaced = self._invalid or problem, self._replaced + count
+        return text
 
 
 def same_id(id: str | int, number: int, first: int) -> str:

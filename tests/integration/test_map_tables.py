@@ -14,6 +14,7 @@ from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import UsageError
+from localllm.files.text_file import decode_with_replacement
 from localllm.services import tables
 from localllm.services.record_stream import RecordStream
 from localllm.services.records import Prompts, Record
@@ -236,3 +237,17 @@ def test_a_stream_waits_only_if_nothing_is_to_be_done():
     stream.may_wait = lambda: True
     assert next(stream).input == "b" and next(stream, None) is None and not stream.is_open
     assert [record.id for record in stream.pending] == [1, 2]
+
+
+def test_a_stream_counts_the_bytes_that_are_not_utf_8():
+    """From the beginning of stdin, where a byte order mark and empty lines count, too; they are told as for a file."""
+    data = b"\xef\xbb\xbf\xc3\xbc\r\n\n f\xfcr\n\xff\xfex\xe9"
+    stream = RecordStream(io.BytesIO(data))
+    assert next(stream).input == "ü" and stream.warning == ""
+    assert [record.input for record in stream] == [" f\ufffdr", "\ufffd\ufffdx\ufffd"]
+    assert stream.warning == "stdin: not UTF-8 at byte 10 (0xfc); replaced 4 bytes in all"
+    assert stream.warning == decode_with_replacement(data, "stdin")[1]
+    binary = RecordStream(io.BytesIO(b"a\n\xe9\0\n"))
+    assert next(binary).input == "a"
+    with pytest.raises(UsageError, match=r"^stdin: not UTF-8 at byte 2 \(0xe9\)$"):
+        next(binary)
