@@ -21,7 +21,7 @@ def merge(
     *,
     force: options.Force = False,
 ) -> None:
-    """Merge the files of a split model into one, as llama-gguf-split --merge does.
+    """Merge the files of a split model into one.
 
     Examples:
       localllm merge big-00001-of-00003.gguf

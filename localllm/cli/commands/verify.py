@@ -32,7 +32,7 @@ def verify(
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Verify a model file: every weight, scales, checksums, and the error against its source.
+    """Verify a model file: every weight, scales and checksums.
 
     All tensors are read: weights that are not finite end with exit code 3, what is odd is a warning of one sentence.
     With --against, the relative error of each tensor is measured, and the table shows its median and its worst by

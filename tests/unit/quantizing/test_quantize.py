@@ -820,7 +820,7 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
     monkeypatch.setattr(by_need, "choose_formats", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
     _, found = quantize_command.plan_by_sensitivity(
-        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False
+        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.Spent()
     )
     assert found.options.formats == {"output.weight": "Q8_0"}
     measuring = ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines"]

@@ -68,7 +68,7 @@ def test_kinds(kind: str, source: str, expected: list[str]):
 
 
 def test_all_are_valid_and_say_something_else():
-    source = (ROOT / "localllm" / "generation" / "sampling" / "history.py").read_bytes()
+    source = (ROOT / "localllm" / "generation" / "sampling" / "candidates.py").read_bytes()
     found = finder.faults(source)
     valid = [fault for fault in found if finder.is_valid(fault.applied(source))]
     assert len(found) >= len(valid) > 40
