@@ -268,9 +268,9 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     backend = "reference" if draw.random() < 0.03 else "cpu"
     if backend == "cpu":
         file.tensors = {n: replace(t, data=guarded.guarded_copy(t.data)) for n, t in file.tensors.items()}
-    before = tape.place_buffers, steps.padded
+    before = tape.place_buffers, steps.pad_columns
     tape.place_buffers = guarded.place_buffers
-    steps.padded = lambda vector: guarded.guarded_copy(before[1](vector))
+    steps.pad_columns = lambda vector: guarded.guarded_copy(before[1](vector))
     try:
         if found.vision:
             return look(file, draw)
@@ -282,7 +282,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
         finally:
             engine.close()
     finally:
-        tape.place_buffers, steps.padded = before
+        tape.place_buffers, steps.pad_columns = before
         guarded.keep.clear()
 
 

@@ -131,8 +131,8 @@ def run(shape: tuple[int, ...], format: str) -> None:
 
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
-    without_guard = steps.padded
-    steps.padded = lambda vector: guarded_copy(without_guard(vector))
+    without_guard = steps.pad_columns
+    steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     for number in map(int, sys.argv[3:]):
         print(SHAPES[number], flush=True)
         run(SHAPES[number], sys.argv[1])

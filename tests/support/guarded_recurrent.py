@@ -48,7 +48,7 @@ def run(name: str) -> None:
 if __name__ == "__main__":
     tape.place_buffers, StateLayout.new = place_buffers, guarded_states
     without_guard = tape.pad_columns
-    steps.padded = lambda vector: guarded_copy(without_guard(vector))
+    steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     for name in MODELS:
         print(name, flush=True)
         run(name)

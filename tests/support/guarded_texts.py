@@ -51,7 +51,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
 if __name__ == "__main__":
     tape.place_buffers = place_buffers
     without_guard = tape.pad_columns
-    steps.padded = lambda vector: guarded_copy(without_guard(vector))
+    steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     with tempfile.TemporaryDirectory() as place:
         for number, (family, more) in enumerate([*((one, {}) for one in ENCODERS), *ODD.items()]):
             print(number, family, more, flush=True)

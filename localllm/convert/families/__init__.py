@@ -53,7 +53,7 @@ from localllm.convert.families import (
     windowed,
 )
 from localllm.convert.family import Family
-from localllm.convert.quantized import known_method, quant_method
+from localllm.convert.quantized import find_method, quant_method
 from localllm.files.gguf.header import printable
 
 FAMILIES = {
@@ -273,5 +273,5 @@ def family_of(config: Config) -> Family:
         raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
     kept = KEEP_BLOCKS.get((config.architecture, quant_method(config)))
     if kept is None:
-        known_method(config)
+        find_method(config)
     return kept or family

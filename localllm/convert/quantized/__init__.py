@@ -33,7 +33,7 @@ def quant_method(config: Config) -> str:
     return str(method) if method else ""
 
 
-def known_method(config: Config) -> str:
+def find_method(config: Config) -> str:
     """Return the quantization method, "" without one. Raises ModelError if it is not supported."""
     name = quant_method(config)
     if name and name not in METHODS:
@@ -44,7 +44,7 @@ def known_method(config: Config) -> str:
 
 def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
     """Replace quantized tensors by dequantized ones. Raises ModelError for a method or a setting that is unknown."""
-    name = known_method(config)
+    name = find_method(config)
     if not name:
         return stored
     key = "quantization_config" if config.get("quantization_config") else "compression_config"

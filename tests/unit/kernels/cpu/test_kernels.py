@@ -714,7 +714,8 @@ def test_weights_for_many_tokens(call, name):
         data, weights = random_matrix(name, rows, columns)
         got = rescaled(call, name, data, rows, columns)
         if span(QUANTIZED[name]) == 32:
-            np.testing.assert_allclose(got, weights, rtol=2e-7)
+            rounded = 1e-6 * np.abs(weights).max()  # where codes have an offset, sums that cancel leave that much
+            np.testing.assert_allclose(got, weights, rtol=2e-7, atol=rounded)
             continue
         spans = weights.reshape(rows, -1, 64)
         unit = np.abs(spans).max(axis=2) / 126  # more if a format could hold larger weights than this span has
