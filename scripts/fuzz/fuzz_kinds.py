@@ -293,7 +293,7 @@ def look(file: GGUFFile, draw: random.Random) -> None:
     reader = VisionEncoder(file, EngineOptions(threads=1))
     try:
         image = Image.new("RGB", (draw.randrange(1, 300), draw.randrange(1, 300)), (9, 99, 199))
-        reader.read(reader.family.prepared(reader.hyperparameters, image).pictures[-1])
+        reader.read(reader.family.prepare(reader.hyperparameters, image).pictures[-1])
     finally:
         reader.close()
 

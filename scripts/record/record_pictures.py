@@ -87,7 +87,7 @@ def in_transformers(name: str, folder: Path) -> dict:
     reader = VisionEncoder(GGUFFile.open(folder / "mmproj.gguf"), EngineOptions(threads=1))
     h = reader.hyperparameters
     pictures = [
-        picture for image in shown(name) for picture in reader.family.prepared(h, Image.fromarray(image)).pictures
+        picture for image in shown(name) for picture in reader.family.prepare(h, Image.fromarray(image)).pictures
     ]
     pixels = [
         ((np.asarray(picture, np.float64) / 255 - h.mean) / h.deviation).transpose(2, 0, 1) for picture in pictures

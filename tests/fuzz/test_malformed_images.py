@@ -71,7 +71,7 @@ def test_projectors(tmp_path):
             reader = VisionEncoder(file, EngineOptions(threads=1))
             family, h = reader.family, reader.hyperparameters
             try:
-                assert np.isfinite(reader.read(family.prepared(h, picture((70, 50))).pictures[-1])).all()
+                assert np.isfinite(reader.read(family.prepare(h, picture((70, 50))).pictures[-1])).all()
             finally:
                 reader.close()
 
