@@ -6,7 +6,7 @@ from typing import cast
 from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields, require_general, require_kinds
-from localllm.arch.metadata_consistency import require_agreement, require_asked
+from localllm.arch.metadata_consistency import require_agreement, require_supported_values
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
@@ -191,5 +191,5 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     family = cast(Family, import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}"))
     fields.asked.clear()  # by the checks
     hyperparameters = family.read(fields)
-    require_asked(fields)
+    require_supported_values(fields)
     return family, hyperparameters

@@ -1,4 +1,4 @@
-"""What an architecture's module has: how to read its hyperparameters, and what it computes."""
+"""Define the interface of an architecture's module: `read` its hyperparameters, `forward` its graph."""
 
 from typing import Any, Protocol, runtime_checkable
 

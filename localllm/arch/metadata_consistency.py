@@ -183,7 +183,7 @@ PASSED_OVER = {
 }
 
 
-def require_asked(fields: Fields) -> None:
+def require_supported_values(fields: Fields) -> None:
     """Raise ModelError for a setting that counts and that the family has not asked for."""
     asked, window = fields.asked.union(PASSED_OVER.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():

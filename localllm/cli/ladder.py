@@ -24,7 +24,7 @@ ADDED = 1.02  # times as large is not larger: metadata may grow
 
 @frozen
 class LadderOptions:
-    """What is made, and how."""
+    """Describe the files to make and the options for them."""
 
     path: str  # of the input
     mmproj: bool

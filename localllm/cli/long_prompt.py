@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
 from localllm.quant.cache import cache_folder
-from localllm.services.long_prompt import CHUNKS, PartAnswers, Room, condensed, cut
+from localllm.services.long_prompt import CHUNKS, PartAnswers, Room, condense, cut
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -27,7 +27,7 @@ class LongPrompt:
             raise UsageError("--on-overflow chunks asks a question: leave out --raw and --suffix")
         self.how, self._raw, self._files = how, raw, list[str]()
 
-    def fitted(
+    def fit(
         self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
     ) -> str:
         """Return the prompt, with a note on stderr if it is not all of it. Raises UsageError, ContextError."""
@@ -35,13 +35,13 @@ class LongPrompt:
             raise UsageError(f"--on-overflow {self.how} is not for an endpoint: its context is not known")
         if not material:
             material, question = question, ""
-        room, whole = Room.of(model, question, system, options, self._raw), joined(material, question)
+        room, whole = Room.of(model, question, system, options, self._raw), join_parts(material, question)
         if room.fits(material):
             return whole
         if self.how != CHUNKS:
             text, note = cut(material, self.how, room)
             say(f"localllm: the prompt exceeds the context of {model.context} tokens: {note}")
-            return joined(text, question)
+            return join_parts(text, question)
         line, has_said = ProgressLine(), False
 
         def show(done: int, count: int) -> None:
@@ -54,7 +54,7 @@ class LongPrompt:
 
         answers = PartAnswers(model, question or "Summarize this.", system, options, part_file, show)
         try:
-            return condensed(material, question or "Summarize this.", room, answers)
+            return condense(material, question or "Summarize this.", room, answers)
         finally:
             self._files = answers.files
             line.clear()
@@ -66,7 +66,7 @@ class LongPrompt:
                 os.unlink(file)
 
 
-def joined(material: str, question: str) -> str:
+def join_parts(material: str, question: str) -> str:
     return "\n\n".join(filter(None, (material, question)))
 
 

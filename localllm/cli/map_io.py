@@ -1,4 +1,4 @@
-"""What `localllm map` reads and writes: records and tables, answers to stdout, and how far it is."""
+"""Read and write for `localllm map`: records and tables, answers on stdout, progress on stderr."""
 
 import io
 import json
@@ -155,7 +155,7 @@ class Writer:
 
 
 class Progress:
-    """How far it is, on stderr, and what to say in the end."""
+    """Show progress and the final statistics on stderr."""
 
     def __init__(self, left: "list[Record] | RecordStream", before: int):
         """left: records to answer.  before: those that an earlier start has answered."""

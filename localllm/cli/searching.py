@@ -1,4 +1,4 @@
-"""What search and ask share: their arguments, and the search itself."""
+"""Share arguments and the search itself between `search` and `ask`."""
 
 import os
 import sys

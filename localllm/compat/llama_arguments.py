@@ -147,7 +147,7 @@ class OpenArguments:
 
     @property
     def pooling(self) -> str | None:
-        """How an embedding is made of tokens, None as the file says. Raises UsageError."""
+        """Return the pooling of embeddings, None for the file's own. Raises UsageError."""
         if self.pooling_type == -1:
             return None
         if self.pooling_type not in POOLINGS:

@@ -52,7 +52,7 @@ class StoppingCriteriaList(list[Any]):
 
 
 class LlamaState:
-    """What a model has evaluated, for Llama.load_state of the same model.
+    """Store evaluated tokens, for Llama.load_state of the same model.
 
     Attributes:
         n_tokens: how many tokens.  input_ids: they, int32 [n_tokens].  seed: the model's.
@@ -263,7 +263,7 @@ class Llama:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens are evaluated; it can be set to fewer."""
+        """Return the number of evaluated tokens; it can be set to fewer."""
         return len(self._sequence.tokens) if self._sequence else 0
 
     @n_tokens.setter

@@ -10,7 +10,7 @@ from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import Fields, require_general, require_kinds
-from localllm.arch.metadata_consistency import require_asked
+from localllm.arch.metadata_consistency import require_supported_values
 from localllm.arch.mtp import MtpOutput, guessing_state
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
@@ -64,7 +64,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
     require_kinds(fields)
     fields.asked.clear()  # ensured by the checks
     h = eagle3.read(fields)
-    require_asked(fields)
+    require_supported_values(fields)
     if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
         theirs = f"{max(h.target_layers)} layers or more and rows of {h.target_width} numbers"
         ours = f"{model.path} has {of_model.layers}, and rows of {of_model.width}"

@@ -141,5 +141,5 @@ def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
 
 
 def has_calls(message: Message) -> bool:
-    """Whether it is of tools: calls, or what came of one."""
+    """Return whether a message belongs to tools: it has calls, or the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))

@@ -62,7 +62,7 @@ class Written(NamedTuple):
 
 @frozen
 class Result:
-    """What became of a type.
+    """Report the result of a type.
 
     Attributes:
         seconds: that it took, where a search for several types counts in equal parts.
@@ -192,7 +192,7 @@ class PartFile:
 
 
 class State:
-    """How far the files are, on the disk."""
+    """Keep on disk how many tensors the files have."""
 
     def __init__(self, path: str, key: str):
         self.path, self._key = path, key
@@ -235,7 +235,7 @@ class Ladder:
 
     @property
     def resumes(self) -> bool:
-        """Whether an earlier run has left its files."""
+        """Return whether an earlier run left its files."""
         names = self._names[: self._state.done]
         return self._state.done > 0 and all(file.has(file.length(names)) for group in self._files for file in group)
 
@@ -416,13 +416,13 @@ class Sequel:
                 make(rung)
                 state.seconds[rung.recipe.name], state.done = perf_counter() - start, number + 1
                 state.save()
-            files = [written(path) for path in rung.paths]
+            files = [describe_file(path) for path in rung.paths]
             results.append(Result(rung.recipe, rung.plan, files, state.seconds[rung.recipe.name]))
         state.remove()
         return results
 
 
-def written(path: str) -> Written:
+def describe_file(path: str) -> Written:
     """Describe a file that is there. Raises LocalllmError."""
     try:
         with open(path, "rb") as file:

@@ -28,7 +28,7 @@ BOOLS = {"true": True, "false": False}
 
 @frozen
 class MetadataEdits:
-    """What changes, and lines for the user."""
+    """Return the changes, and lines that describe them."""
 
     values: Mapping[str, Packed]
     removed: Sequence[str] = ()
@@ -42,10 +42,10 @@ class MetadataEdits:
 
     def lines(self, packed: Mapping[str, Any]) -> list[str]:
         """Describe each change on one line: the value before and after."""
-        before = {key: shown(packed[key]) for key in (*self.values, *self.removed) if key in packed}
-        return [f"{key}: {before.get(key, '(none)')} -> {shown(value)}" for key, value in self.values.items()] + [
-            f"{key}: {before[key]} -> (removed)" for key in self.removed
-        ]
+        before = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
+        return [
+            f"{key}: {before.get(key, '(none)')} -> {format_packed(value)}" for key, value in self.values.items()
+        ] + [f"{key}: {before[key]} -> (removed)" for key in self.removed]
 
 
 NO_EDITS = MetadataEdits({})
@@ -211,7 +211,7 @@ def plain_values(edits: MetadataEdits) -> dict[str, Any]:
     return {key: unpack(value) for key, value in edits.values.items()}
 
 
-def shown(packed: Any) -> str:
+def format_packed(packed: Any) -> str:
     """Format a packed value for a line."""
     value = unpack(bytes(packed))
     return "an array of arrays" if value is None else show(value)

@@ -24,7 +24,7 @@ TENSORS = 128  # gguf-split's default
 
 @frozen
 class SplitLimits:
-    """How much a file may hold; 0: no limit."""
+    """Limit what a file may hold; 0 means no limit."""
 
     tensors: int = 0
     nbytes: int = 0  # of tensors, with their padding

@@ -35,7 +35,7 @@ OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
 @frozen
 class TensorReport:
-    """What was found in a tensor.
+    """Record the findings in a tensor.
 
     Attributes:
         problem: why it is broken, None if it is not.  error: root of the squared error by that of the source's weights,
@@ -54,7 +54,7 @@ class TensorReport:
 
 @frozen
 class Verification:
-    """What was found in a file: broken things, odd ones, each in a sentence."""
+    """Record the findings in a file: defects and oddities, each in a sentence."""
 
     files: Sequence[dict[str, Any]]  # path, size, sha256
     tensors: Sequence[TensorReport]

@@ -35,22 +35,44 @@ async def embeddings(service: Service, request: Request) -> Response:
     is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
     for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.pool.use(body.get_text("model"), parse_keep_alive(body)) as worker:
-        model, name = worker.model, service.pool.resolve(body.get_text("model")).name
+    model = body.get_text("model")
+    vectors, count = await embed_texts(
+        service, request, model, parse_keep_alive(body), texts, overflow=overflow, dims=dims, role=role, most=most
+    )
+    data = [
+        {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    answer = {"object": "list", "data": data, "model": service.pool.resolve(model).name, "usage": usage}
+    return json_response(answer, headers=extension_headers(body))
+
+
+async def embed_texts(
+    service: Service,
+    request: Request,
+    name: str | None,
+    keep_seconds: float | None,
+    texts: list[str] | list[list[int]],
+    *,
+    overflow: str,
+    dims: int | None = None,
+    role: str | None = None,
+    most: int | None = None,
+) -> tuple[np.ndarray, int]:
+    """Return the embeddings of texts, float32 [texts, dims], and the number of tokens that were read.
+
+    overflow: "cut" or "refuse" what is longer than `most` tokens, None for the model's context. Raises LocalllmError.
+    """
+    async with service.pool.use(name, keep_seconds) as worker:
+        model = worker.model
         vectors = await run_until_disconnect(
             request.receive,
             run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=most), "input"),
         )
         bound = min(most or model.context, model.context)
         count = await asyncio.to_thread(lambda: sum(min(count_tokens(text, model.tokenizer), bound) for text in texts))
-    data = [
-        {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
-        for index, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return json_response(
-        {"object": "list", "data": data, "model": name, "usage": usage}, headers=extension_headers(body)
-    )
+        return vectors, count
 
 
 async def rerank(service: Service, request: Request) -> Response:

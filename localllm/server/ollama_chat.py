@@ -33,7 +33,7 @@ LATEST = ":latest"  # the tag of a name without one
 
 @frozen
 class Form:
-    """How one of the two addresses writes its responses.
+    """Format the responses of one of the two addresses.
 
     Attributes:
         part: returns a response's fields for some text, reasoning and calls.  has_context: whether the last one has

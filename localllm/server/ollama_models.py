@@ -20,9 +20,9 @@ from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes
 from localllm.frozen import frozen
-from localllm.server.embeddings import count_tokens, parse_texts, run_exclusively
+from localllm.server.embeddings import embed_texts, parse_texts
 from localllm.server.fields import Body
-from localllm.server.http import RejectedRequestError, json_response, read_json, run_until_disconnect
+from localllm.server.http import RejectedRequestError, json_response, read_json
 from localllm.server.model_pool import ModelEntry
 from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
 from localllm.server.openai_chat import extension_headers
@@ -37,7 +37,7 @@ FOREVER = timedelta(days=36500)  # how long a model stays that is never unloaded
 
 @frozen
 class Facts:
-    """What a file's header says of a model.
+    """Facts about a model from its file's header.
 
     Attributes:
         architecture: as in its metadata.  parameters: how many.  format: such as Q4_K_M.  context: None if unknown.
@@ -210,34 +210,24 @@ async def embed(service: Service, request: Request) -> Response:
     """Return an embedding of each text of `input`; longer ones are cut unless `truncate` is false."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     texts, dims = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1)
-    cuts = body.get_optional_bool("truncate") is not False
-    vectors, count = await embed_texts(service, request, body, texts, dims, cuts)
+    overflow, name = "refuse" if body.get("truncate") is False else "cut", model_name(body)
+    vectors, count = await embed_texts(
+        service, request, name, parse_keep_alive(body), texts, overflow=overflow, dims=dims
+    )
+    body.get_mapping("options")
     seconds = nanoseconds(perf_counter() - started)
-    answer = {"embeddings": vectors, "total_duration": seconds, "load_duration": 0, "prompt_eval_count": count}
-    name = service.pool.resolve(model_name(body)).name
-    return json_response({"model": name, **answer}, headers=extension_headers(body))
+    answer = {"embeddings": vectors.tolist(), "total_duration": seconds, "load_duration": 0}
+    answer |= {"model": service.pool.resolve(name).name, "prompt_eval_count": count}
+    return json_response(answer, headers=extension_headers(body))
 
 
 async def embed_prompt(service: Service, request: Request) -> Response:
     """Return the embedding of `prompt`, as before /api/embed."""
     body = Body(await read_json(request, service.limits, any_type=True))
-    vectors, _ = await embed_texts(service, request, body, [body.require_text("prompt")], None, True)
-    return json_response({"embedding": vectors[0]}, headers=extension_headers(body))
-
-
-async def embed_texts(
-    service: Service, request: Request, body: Body, texts: list[str], dims: int | None, cuts: bool
-) -> tuple[list[list[float]], int]:
-    """Return the texts' embeddings and the number of their tokens. Raises LocalllmError."""
+    texts, name = [body.require_text("prompt")], model_name(body)
+    vectors, _ = await embed_texts(service, request, name, parse_keep_alive(body), texts, overflow="cut")
     body.get_mapping("options")
-    async with service.pool.use(model_name(body), parse_keep_alive(body)) as worker:
-        model = worker.model
-        overflow = "cut" if cuts else "refuse"
-        vectors = await run_until_disconnect(
-            request.receive, run_exclusively(lambda: model.embed(texts, dims, True, None, overflow), "input")
-        )
-        lengths = await asyncio.to_thread(lambda: [count_tokens(text, model.tokenizer) for text in texts])
-        return [vector.tolist() for vector in vectors], sum(min(length, model.context) for length in lengths)
+    return json_response({"embedding": vectors[0].tolist()}, headers=extension_headers(body))
 
 
 async def refuse_change(service: Service, request: Request) -> Response:

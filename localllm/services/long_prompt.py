@@ -34,7 +34,7 @@ OF_ANSWERS = (
 
 @frozen
 class Room:
-    """What a prompt may hold.
+    """Measure how much of a prompt fits.
 
     Attributes:
         tokens: of material, besides the question.  count: counts a text's.
@@ -176,7 +176,7 @@ class PartAnswers:
         return done
 
 
-def condensed(material: str, question: str, room: Room, answers: PartAnswers) -> str:
+def condense(material: str, question: str, room: Room, answers: PartAnswers) -> str:
     """Return a prompt that asks the question of the parts' answers, in as many rounds as it takes.
 
     Raises ContextError if the answers do not get shorter.

@@ -31,7 +31,7 @@ def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
 
 
 @contextmanager
-def writing_table(
+def table_writer(
     output: str, file: JsonlFile, table: Table | None, records: Sequence[Record], properties: Sequence[str]
 ) -> Iterator[None]:
     """Write the table when the block ends, however it does, from the answers that its file then has.

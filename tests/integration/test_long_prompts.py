@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import ContextError
-from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condensed, cut, parts_of
+from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
 
 WORDS = Room(40, lambda text: len(text.split()))
 LINES = [f"line {number} of it" for number in range(100)]
@@ -69,10 +69,10 @@ class Answers(PartAnswers):
 
 def test_rounds_go_on_until_it_fits():
     answers, room = Answers(0.5), Room(170, WORDS.count)
-    prompt = condensed(TEXT, "Which?", room, answers)
+    prompt = condense(TEXT, "Which?", room, answers)
     assert room.fits(prompt) and prompt.endswith("without mentioning parts: Which?") and len(answers.rounds) > 1
     with pytest.raises(ContextError, match="as long as the text: set -n"):
-        condensed(TEXT, "Which?", room, Answers(1))
+        condense(TEXT, "Which?", room, Answers(1))
 
 
 @pytest.mark.parametrize("how", ["head", "tail", "middle"])
@@ -113,11 +113,11 @@ def test_an_interrupted_command_goes_on(cli, long: Path, monkeypatch):
     def interrupted(*given: object):
         raise ContextError("the computer is switched off")
 
-    monkeypatch.setattr(long_prompt, "condensed", lambda *given: (real(*given), interrupted()))
-    real = condensed
+    monkeypatch.setattr(long_prompt, "condense", lambda *given: (real(*given), interrupted()))
+    real = condense
     code, _, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
     count = int(err.split("asking its ")[1].split()[0])
-    monkeypatch.setattr(long_prompt, "condensed", real)
+    monkeypatch.setattr(long_prompt, "condense", real)
     assert code == 4 and math.isfinite(count)
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
     assert code == 0 and out and f"asking its {count} parts, of which {count} are answered already" in err

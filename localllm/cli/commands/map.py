@@ -134,7 +134,7 @@ def map(
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.record_stream import RecordStream
     from localllm.services.records import Prompts
-    from localllm.services.table_output import require_table, work_path, writing_table
+    from localllm.services.table_output import require_table, table_writer, work_path
     from localllm.services.tables import kind_of
 
     if raw and chat_template is not None:
@@ -190,7 +190,7 @@ def map(
         if progress.before:
             say(f"localllm: {output} answers {progress.before} of {count_noun(given.size, 'record')} already")
         if output and is_table and out is not None and isinstance(records, list):
-            stack.enter_context(writing_table(output, out, table, records, properties))
+            stack.enter_context(table_writer(output, out, table, records, properties))
         if not isinstance(left, list) or left:
             there = None
             if place is not None:

@@ -108,7 +108,7 @@ def quantize(
 
     exit_on_sigterm()
     spent = Spent()
-    if several_types.is_given:
+    if several_types.are_several:
         (source_name, target), texts = several_types.arguments(tuple(arguments), calibration)
         last = None
         recipes = several_types.recipes(importance.imatrix is not None or texts is not None)
@@ -139,7 +139,7 @@ def quantize(
         texts,
     )
     service.require_parts(source, keep_split, limits)
-    if several_types.is_given:
+    if several_types.are_several:
         make_ladder(source, [replace(request, recipe=each) for each in recipes], target, several_types,
                     LadderOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
         return
@@ -290,7 +290,7 @@ def require_possible(
 
 
 class Spent:
-    """What the time goes to, from the command's beginning."""
+    """Measure the phases of a command from its beginning."""
 
     def __init__(self) -> None:
         self._start = self._last = perf_counter()

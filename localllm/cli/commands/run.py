@@ -122,7 +122,7 @@ def run(
     place = endpoint.place()
     thread = None
     if follow.latest or follow.session is not None:
-        thread = open_thread(follow, raw or infill.is_given, n > 1 or beams > 0, choices_given is not None)
+        thread = open_thread(follow, raw or infill.has_suffix, n > 1 or beams > 0, choices_given is not None)
         model = thread.model if model is None and place is None else model
     if model is words is prompt is file is binary_file is place is None:
         raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
@@ -132,7 +132,7 @@ def run(
     use_stdin = not (no_stdin or images.takes_stdin)
     given = read_prompt(
         asked_first, file or (), use_stdin, encoding, most_bytes, binary_file,
-        prompt_first=prompt_first or raw or infill.is_given, with_names=not (no_names or raw or infill.is_given),
+        prompt_first=prompt_first or raw or infill.has_suffix, with_names=not (no_names or raw or infill.has_suffix),
     )  # fmt: skip
     if named.template is not None:
         given = with_template(named, given)
@@ -140,31 +140,31 @@ def run(
     if choices.on_overflow in asking.CUTS:
         from localllm.cli.long_prompt import LongPrompt
 
-        longer = LongPrompt(choices.on_overflow, raw or infill.is_given)
+        longer = LongPrompt(choices.on_overflow, raw or infill.has_suffix)
     suffix = infill.text(encoding, most_bytes)
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     chosen = asking.generation_options(opening.reading(line), choices)
-    if raw or infill.is_given:
+    if raw or infill.has_suffix:
         require_no_template("--raw" if raw else "--suffix", system, chat_template, choices)
     infill.require_plain(
-        raw=raw, images=bool(images.image_files), tools=tools.are_given, choices=choices_given is not None,
+        raw=raw, images=bool(images.image_files), tools=tools.are_enabled, choices=choices_given is not None,
         endpoint=place is not None, receipt=receipt is not None, steps=bool(diffusion.as_fields()),
     )  # fmt: skip
     if n != 1 or beams:
         require_sense(n, beams, choices)
     images.require_plain(receipt=receipt is not None)
-    if tools.are_given:
+    if tools.are_enabled:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
     texts = [] if choices_given is None else texts_of(choices_given)
     if texts:
         require_plain_choices(
-            n=n > 1, beams=beams > 0, tools=tools.are_given, endpoint=place is not None, receipt=receipt is not None,
+            n=n > 1, beams=beams > 0, tools=tools.are_enabled, endpoint=place is not None, receipt=receipt is not None,
             stats=stats, steps=bool(diffusion.as_fields()), a_schema_grammar_or_regex=chosen.constraint is not None,
         )  # fmt: skip
     if place is None:
         opening.tell_choice(model)
-    if (extracts := follow.extract or follow.extract_last) and (as_json or tools.are_given):
+    if (extracts := follow.extract or follow.extract_last) and (as_json or tools.are_enabled):
         raise UsageError(f"--extract cannot be combined with {'--json' if as_json else '--tools'}")
     with ExitStack() as stack:
         if thread is not None:
@@ -182,8 +182,8 @@ def run(
             chosen = prepare_options(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         if longer is not None:
-            text = longer.fitted(opened, given.material, given.question, system, chosen)
-        asked, interrupted = images.shown(request(opened, text, system, raw or infill.is_given)), False
+            text = longer.fit(opened, given.material, given.question, system, chosen)
+        asked, interrupted = images.shown(request(opened, text, system, raw or infill.has_suffix)), False
         asked = asked if thread is None else thread.with_question(asked)
         continued = asked if suffix is None else encode_infill(opened, text, suffix)
         if texts:
@@ -192,7 +192,12 @@ def run(
             images.require_plain(steps=True)
             infill.require_plain(a_diffusion_model=True)
             require_plain(
-                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.are_given
+                n=n > 1,
+                beams=beams > 0,
+                json=as_json,
+                stats=stats,
+                receipt=receipt is not None,
+                tools=tools.are_enabled,
             )
             return fill(opened, asked, choices, diffusion, line)
         answers: list[Any]
@@ -218,9 +223,9 @@ def run(
         else:
             answers, out = [begin(opened, continued, chosen)], None
             if extracts:
-                from localllm.cli.terminal.extracted import extracting
+                from localllm.cli.terminal.extracted import make_code_page
 
-                out = extracting(answers[0], follow.extract_last)
+                out = make_code_page(answers[0], follow.extract_last)
             interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking, out=out)
         if as_json or stats or receipt is not None:
             from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
@@ -233,7 +238,7 @@ def run(
             if receipt is not None:
                 kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
                 keep(receipt, opened, asked, chosen, kinds, result)
-        if not (n > 1 or beams or raw or infill.is_given):
+        if not (n > 1 or beams or raw or infill.has_suffix):
             remember(opened, thread, asked, said[:-1], answers[0], no_cache)
         if interrupted:
             raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import typer
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.splits import SplitGroup
 from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.copying import copy_files, described
+from localllm.cli.terminal.copying import copy_files, describe_plan
 from localllm.cli.terminal.output import say, write
 
 
@@ -42,6 +42,6 @@ def split(
     for line in warnings:
         say(f"localllm: warning: {line}")
     if dry_run:
-        write(described(source, files))
+        write(describe_plan(source, files))
         return
     copy_files(source, files, force=False)

@@ -80,7 +80,7 @@ def fill(
     text = ""
     try:
         for step, tokens in enumerate(denoise(model, prompt, options), start=1):
-            text = decode_unmasked(opened, tokens, model.mask)
+            text = decode_with_blanks(opened, tokens, model.mask)
             if diffusion.visual:
                 line.clear()
                 say(f"{step}/{options.steps} {text}")
@@ -109,7 +109,7 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     return options
 
 
-def decode_unmasked(opened: "Model", tokens: list[int], mask: int) -> str:
+def decode_with_blanks(opened: "Model", tokens: list[int], mask: int) -> str:
     """Decode the tokens up to the end token; masked positions are shown as underscores."""
     tokenizer, shown, known = opened.tokenizer, "", list[int]()
     for token in tokens:

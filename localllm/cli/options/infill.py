@@ -30,13 +30,13 @@ class InfillGroup:
     ] = None
 
     @property
-    def is_given(self) -> bool:
+    def has_suffix(self) -> bool:
         return self.suffix is not None or self.suffix_file is not None
 
     def require_plain(self, **options: bool) -> None:
         """Raise UsageError for options that cannot be combined with a suffix."""
         for name, is_used in options.items():
-            if self.is_given and is_used:
+            if self.has_suffix and is_used:
                 raise UsageError(f"--suffix cannot be combined with {name.replace('_', ' ')}")
 
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:

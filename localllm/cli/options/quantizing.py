@@ -134,16 +134,16 @@ class LadderGroup:
     as_markdown: Annotated[bool, typer.Option("--md", help="Print it in Markdown, for a model card.")] = False
 
     @property
-    def is_given(self) -> bool:
-        """Whether there are several types. Raises UsageError for options that only they have."""
-        is_given = self.types is not None or self.ladder
+    def are_several(self) -> bool:
+        """Return whether several types are asked for. Raises UsageError for options that only make sense then."""
+        are_several = self.types is not None or self.ladder
         if self.types is not None and self.ladder:
             raise UsageError("give either --types or --ladder, not both")
         if self.as_json and self.as_markdown:
             raise UsageError("give either --md or --json, not both")
-        if not is_given and (self.as_json or self.as_markdown):
+        if not are_several and (self.as_json or self.as_markdown):
             raise UsageError("--json and --md need --types or --ladder")
-        return is_given
+        return are_several
 
     def recipes(self, has_importance: bool) -> "list[Recipe]":
         """Return the types, each once. Raises UsageError."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @group
 class FileFilter:
-    """Which files are searched."""
+    """Options that select the files to search."""
 
     include: Annotated[
         list[str] | None,

@@ -66,7 +66,7 @@ class ToolGroup:
     ] = None
 
     @property
-    def are_given(self) -> bool:
+    def are_enabled(self) -> bool:
         """Whether there are any."""
         return self.tools is not None or self.mcp is not None
 
@@ -75,7 +75,7 @@ class ToolGroup:
 
         Raises UsageError, and as McpServers.
         """
-        if not self.are_given:
+        if not self.are_enabled:
             for name in ("allow", "yes", "transcript"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"{name} needs tools: give --tools or --mcp")

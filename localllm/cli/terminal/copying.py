@@ -1,4 +1,4 @@
-"""How commands that copy tensors show what they do."""
+"""Show the plan and progress of commands that copy tensors."""
 
 import os
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> N
     write(f"{one_line(files[0].path)}{more}: {size(total)}, {perf_counter() - start:.1f} s\n")
 
 
-def described(source: "GGUFFile", files: "Sequence[NewFile]") -> str:
+def describe_plan(source: "GGUFFile", files: "Sequence[NewFile]") -> str:
     """Format the files that would be written."""
     return "".join(
         f"{one_line(os.fspath(file.path))}: {len(file.names)} tensors, {size(file.nbytes(source))}\n" for file in files

@@ -56,7 +56,7 @@ class LastBlock:
         self._page.end()
 
 
-def extracting(answer: "Generation", last: bool) -> Page:
+def make_code_page(answer: "Generation", last: bool) -> Page:
     """Make the renderer of --extract, or of --extract-last."""
     return LastBlock() if last else FirstBlock(answer)
 

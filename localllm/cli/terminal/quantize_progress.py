@@ -1,4 +1,4 @@
-"""How far quantizing is: a bar on a terminal, a plain line now and then elsewhere."""
+"""Show the progress of quantizing: a bar on a terminal, elsewhere a plain line every 30 s."""
 
 import sys
 from contextlib import AbstractContextManager

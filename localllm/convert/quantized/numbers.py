@@ -1,4 +1,4 @@
-"""What quantized checkpoints are made of: tensors by name, numbers of 8 bits, numbers packed in words."""
+"""Read the parts of quantized checkpoints: tensors by name, 8-bit numbers, numbers packed in words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -129,7 +129,7 @@ class Breakers:
         self._tail = said[max(0, len(said) - self._longest + 1) :]
 
     def are_in(self, token: int) -> bool:
-        """Whether a token has one of them."""
+        """Return whether a token contains one of the texts."""
         said = self._bytes(token)
         return any(text in said for text in self._texts)
 

@@ -1,4 +1,4 @@
-"""What drafts come from besides the text and the model itself, as an option names it."""
+"""Propose drafts from a source other than the text and the model itself."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

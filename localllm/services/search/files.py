@@ -17,7 +17,7 @@ SAMPLE = 8192  # bytes in which a zero tells a binary file
 
 @frozen
 class Filter:
-    """Which files of folders are looked at.
+    """Select files within folders.
 
     Attributes:
         include, exclude: patterns of names, or of paths if they have a slash.
@@ -48,7 +48,7 @@ def matches(path: str, pattern: str) -> bool:
 
 
 class Ignored:
-    """What the ignore files of a folder, those above it and those below it leave out."""
+    """Match paths against the ignore files of a folder, those above it and those below it."""
 
     def __init__(self, folder: str):
         self._specs: list[tuple[str, Any]] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from localllm.frozen import frozen
+from localllm.services.code_blocks import FENCE
 
 SIZE = 900  # characters of a passage, about: some 200 tokens
 WHOLE = 1.5  # times the size, up to which a section stays in one passage
@@ -17,7 +18,6 @@ CODE_ENDINGS = (
 )
 CODE = frozenset(CODE_ENDINGS.split())
 HEADING = re.compile(r"(#{1,6}|={1,5}|\*{1,5})[ \t]+(\S.*?)[ \t#=]*$")
-FENCE = re.compile(r"[ \t]*(```|~~~)")
 DEFINITION = re.compile(
     r"(?:@\w|(?:(?:export|pub(?:\([^)]*\))?|public|private|protected|static|async|default|abstract|unsafe|inline) )*"
     r"(?:def|class|func|fn|function|struct|enum|interface|trait|impl|type|module|namespace|object|record|macro_rules!"

@@ -35,7 +35,14 @@ from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
 from localllm.cli.options.constraint import Shape, Thoughts, text_of, variables_of
-from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, decode_unmasked, diffusion_options, require_plain
+from localllm.cli.options.diffusion import (
+    EPSILON,
+    PLACES,
+    Diffusion,
+    decode_with_blanks,
+    diffusion_options,
+    require_plain,
+)
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
@@ -637,8 +644,8 @@ def test_options_of_models_that_fill_places():
 def test_a_text_as_it_settles():
     tokenizer = SimpleNamespace(end_ids={9}, decode=lambda ids: "".join(map(chr, ids)))
     opened: Any = SimpleNamespace(tokenizer=tokenizer)
-    assert decode_unmasked(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!"
-    assert decode_unmasked(opened, [1, 1], mask=1) == "__"
+    assert decode_with_blanks(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!"
+    assert decode_with_blanks(opened, [1, 1], mask=1) == "__"
 
 
 # ---- reports
