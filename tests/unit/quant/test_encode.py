@@ -3,6 +3,7 @@
 import gguf
 import numpy as np
 import pytest
+from kernel_calls import dequantized
 
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME
@@ -38,7 +39,7 @@ IMPORTANCE = np.exp(RANDOM.standard_normal(COLUMNS) * 1.5).astype(np.float32)
 
 def decode(name: str, blocks: np.ndarray) -> np.ndarray:
     """float32 [rows, columns], by somebody else."""
-    return gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    return dequantized(name, blocks)
 
 
 def error(weights: np.ndarray, decoded: np.ndarray, importance: np.ndarray | None) -> float:
@@ -119,7 +120,8 @@ def test_only_the_ratios_of_the_importance_count(name: str):
     assert np.array_equal(encode(name, MATRICES["normal"], np.zeros(COLUMNS, np.float32)), alike)
     half = np.where(np.arange(COLUMNS) < 256, 0, IMPORTANCE).astype(np.float32)  # whole blocks without any importance
     decoded = decode(name, encode(name, MATRICES["normal"], half))
-    assert error(MATRICES["normal"], decoded, None) < 0.3 * error(MATRICES["normal"], np.zeros(1), None)
+    most = 0.37 if name == "Q1_0" else 0.3  # signs and one size leave 1 - 2 / pi of normal numbers
+    assert error(MATRICES["normal"], decoded, None) < most * error(MATRICES["normal"], np.zeros(1), None)
 
 
 @pytest.mark.parametrize("name", CODES)
