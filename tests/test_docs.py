@@ -8,6 +8,7 @@ from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import write_models
+import write_plots
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -45,6 +46,19 @@ def test_the_site_and_the_list_of_decisions_have_every_page():
 def test_every_architecture_is_told():
     page = write_models.FILE.read_text(encoding="utf-8")
     assert page == write_models.document(), "scripts/write_models.py writes it anew"
+
+
+def test_plots_show_the_numbers_of_the_page():
+    for path, picture in write_plots.documents().items():
+        assert path.read_text(encoding="utf-8") == picture, "scripts/write_plots.py draws it anew"
+
+
+def test_pictures_load_nothing_and_are_shown():
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "assets").glob("*.svg"):
+        addresses = set(re.findall(r"https?://[^\"' )<]+", picture.read_text(encoding="utf-8")))
+        assert addresses <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}, picture.name
+        assert f"assets/{picture.name})" in pages, picture.name
 
 
 def test_the_readme_is_a_shop_window():
