@@ -12,6 +12,7 @@ from localllm.convert.family import Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.places import TensorPlace, places
 from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array, scale_rows, stack, to_float32
+from localllm.convert.tied_output import unties_output
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -73,7 +74,8 @@ def arrange_tensors(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
     """Yield all tensors under their GGUF names, in layer order. Raises ModelError for one too many or too few."""
-    wanted = places(family, h.sizes, h.tied)
+    is_tied = h.tied and not has_own_output(stored, family, h, warnings)
+    wanted = places(family, h.sizes, is_tied)
     found = match_tensors(stored, family, h, wanted, warnings)
     for name, place in wanted.items():
         if all(part in found for part in place.of):
@@ -82,6 +84,16 @@ def arrange_tensors(
             yield gguf_tensor(name, scale_rows(place.made(sources), factors))
         elif place.needed:
             raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
+
+
+def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
+    """Tell whether a checkpoint that ties its output matrix stores another one than the embedding."""
+    names, wanted = Names(family, h.sizes), ("token_embd.weight", "output.weight")
+    found = {names.place_of(names.plain(theirs), set(wanted))[0]: theirs for theirs in stored}
+    if not family.decodes or not all(name in found for name in wanted):
+        return False
+    embedding, output = (stored[found[name]] for name in wanted)
+    return unties_output(embedding, output, arch_id(family), warnings, found["output.weight"])
 
 
 def match_tensors(
@@ -100,7 +112,7 @@ def match_tensors(
         if LEFT_OUT.fullmatch(theirs) or names.is_left_out(plain):
             continue
         name, expert = names.place_of(plain, parts)
-        if h.tied and name == "output.weight":
+        if h.tied and name == "output.weight" and name not in parts:
             continue
         if name not in parts or expert in found.setdefault(name, {}):
             raise ModelError(f"{tensor.path}: tensor {printable(theirs)} is not part of the architecture {family.arch}")

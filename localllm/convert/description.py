@@ -9,30 +9,41 @@ from typing import Any
 
 import gguf
 
-SAMPLING = "general.sampling."  # sampling.py reads them
+from localllm.convert.files import read_json
+from localllm.files.gguf.header import printable
 
 
-def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Build name, size, license, languages, ... by the gguf package's rules.
+def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, Any]:
+    """Build name, size, license, languages, ... by the gguf package's rules; warns of a card that it cannot use.
 
     shapes: of the tensors, by name.
     """
-    parameters = sum(map(prod, shapes.values()))
     folder = folder.resolve()
     named = {"general.type": "model", "general.name": cached_name(folder) or folder.name}
     named["general.size_label"] = size_label(shapes)
     logging.getLogger("metadata").setLevel(logging.CRITICAL)
-    writer = gguf.GGUFWriter(None, "")
+    config, parameters = read_json(folder / "config.json") or {}, sum(map(prod, shapes.values()))
     try:
-        card = gguf.Metadata.load(model_path=folder, total_params=parameters)
-        card.name = cached_name(folder) or card.name
-        card.set_gguf_meta_model(writer)
+        return named | card_metadata(folder, gguf.Metadata.load_model_card(folder), config, parameters)
     except MemoryError:
         raise
-    except Exception:  # the card is free text, and the package fails on some
+    except Exception as error:  # the card is free text, and the package fails on some
+        problem = printable(" ".join(str(error).split()), 80) or type(error).__name__
+        warnings.append(f"README.md: the model card's metadata is invalid ({problem}): left out")
+    try:
+        return named | card_metadata(folder, {}, config, parameters)
+    except (AttributeError, LookupError, TypeError, ValueError):  # by a config.json with an odd name
         return named
+
+
+def card_metadata(folder: Path, card: Mapping[str, Any], config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+    """Translate a model card's front matter; raises anything if it is odd."""
+    writer = gguf.GGUFWriter(None, "")
+    about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
+    about.name = cached_name(folder) or about.name
+    about.set_gguf_meta_model(writer)
     values = {key: value.value for key, value in writer.kv_data[0].items() if key != gguf.Keys.General.ARCHITECTURE}
-    return named | {key: value for key, value in values.items() if is_plain(value) and not key.startswith(SAMPLING)}
+    return {key: value for key, value in values.items() if is_plain(value)}
 
 
 def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -25,10 +25,10 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Read a UTF-8 file; None if there is none. Raises ModelError."""
+    """Read a UTF-8 file, without a byte order mark; None if there is none. Raises ModelError."""
     data = read_bytes(path)
     try:
-        return None if data is None else data.decode("utf-8")
+        return None if data is None else data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not UTF-8 text") from None
 

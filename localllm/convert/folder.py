@@ -77,7 +77,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
     sampling, more = sampling_metadata(read_json(folder / "generation_config.json") or {})
     metadata = {"general.architecture": family.arch, **sampling}
-    metadata |= description(folder, {t.name: t.shape for t in tensors})
+    metadata |= description(folder, {t.name: t.shape for t in tensors}, config.warnings)
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
         h = h.plus(pooling_type=pooling)
     metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)

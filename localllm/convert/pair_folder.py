@@ -61,12 +61,13 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     pictures = preparation(folder)
     for name in ("image_mean", "image_std"):
         metadata[f"clip.vision.{name}"] = pictures.numbers(name, 3)
-    about = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
+    warnings = list[str]()
+    about = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors}, warnings)}
     about |= {"general.type": "model", "general.file_type": file_type(tensors)}
     about |= {"clip.has_text_encoder": True, "clip.has_vision_encoder": True, "clip.use_gelu": ACTIVATIONS[kind]}
     metadata = about | metadata | words(folder) | {"general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, [])
+    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings)
 
 
 def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> dict[str, Part]:

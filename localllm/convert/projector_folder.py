@@ -42,7 +42,8 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     seeing = SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config))
     facts = read(seeing)
     tensors = [*tensors_of(folder, open_quantized(open_weights(folder), config), facts)]
-    metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors})}
+    warnings = list[str]()
+    metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors}, warnings)}
     metadata |= {"general.type": "mmproj", "general.file_type": file_type(tensors)}
     metadata |= {"clip.has_vision_encoder": True}
     metadata |= {f"clip.vision.{name}": size for name, size in facts.encoder.metadata.items()}
@@ -51,7 +52,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {f"clip.{name}": value for name, value in facts.metadata.items() if value is not None}
     metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
     refuse_lone_surrogates(folder, metadata)
-    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, [])
+    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings)
 
 
 def text_width(config: Config) -> int:

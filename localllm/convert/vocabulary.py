@@ -93,7 +93,8 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         number, first = len(tokens.left_out), min(tokens.left_out)
         ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))
         among = f"; among them {ends}, which ends answers" if ends else ""
-        warnings.append(f"{number} tokens from id {first} on are dropped: the model has {size}{among}")
+        tokens_are = f"{number} token{'s' if number > 1 else ''} from id {first} on {'are' if number > 1 else 'is'}"
+        warnings.append(f"{tokens_are} dropped: the model has {size}{among}")
     return metadata, warnings
 
 

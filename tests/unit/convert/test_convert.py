@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import vocabularies
 from checkpoint import (
+    CONFIG,
     added_token,
     edit_json,
     encoded,
@@ -31,6 +32,8 @@ from localllm.convert.description import is_plain
 from localllm.convert.files import report_as_model_error
 from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, pretokenizer_name, probe, split_words
 from localllm.convert.sentencepiece import message, read_sentencepiece, varint
+from localllm.convert.tensors import from_array
+from localllm.convert.tied_output import unties_output
 from localllm.convert.token_table import Tokens
 from localllm.convert.tokens import cuts_nothing, groups_of_merges, merge_pairs, prepends_space, refuse_normalizer
 from localllm.convert.vocabulary import VocabularySettings, token_flags, vocabulary_metadata
@@ -216,10 +219,25 @@ def test_the_model_card_tells_license_and_languages(tmp_path: Path):
 @pytest.mark.parametrize(
     "card", ["---\n[", "---\nlicense: [1, {}]\ntags: 3\n---\n", "---\nname: !!python/name:os\n---\n"]
 )
-def test_a_broken_model_card_does_no_harm(tmp_path: Path, card: str):
-    write_checkpoint(tmp_path / "Tiny")
-    (tmp_path / "Tiny" / "README.md").write_text(card, encoding="utf-8")
-    assert open_folder(tmp_path / "Tiny").metadata["general.name"] == "Tiny"
+def test_a_broken_model_card_is_left_out_with_a_warning(tmp_path: Path, card: str):
+    folder = write_checkpoint(tmp_path / "Tiny-1B-Chat")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    checkpoint = open_folder(folder)
+    assert checkpoint.metadata["general.name"] == "Tiny 1B Chat"
+    assert checkpoint.metadata["general.basename"] == "Tiny"
+    assert [line for line in checkpoint.warnings if line.startswith("README.md: the model card's metadata is invalid")]
+
+
+def test_json_and_templates_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    """As editors on Windows save them; the template would print it."""
+    plain = open_folder(write_checkpoint(tmp_path / "Tiny", {"_name_or_path": "somebody/Tiny"})).metadata
+    for path in (tmp_path / "Tiny").iterdir():
+        if path.suffix in (".json", ".jinja"):
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    marked = open_folder(tmp_path / "Tiny").metadata
+    assert marked.keys() == plain.keys()
+    for key, value in plain.items():
+        np.testing.assert_array_equal(marked[key], value)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +257,38 @@ def test_a_folder_of_the_cache_has_the_models_name(tmp_path: Path):
     assert open_folder(write_checkpoint(folder)).metadata["general.name"] == "Tiny-Test"
 
 
-def test_a_tied_checkpoint_may_store_its_output_matrix(tmp_path: Path):
-    write_checkpoint(tmp_path)
-    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
-    assert "output.weight" not in [tensor.name for tensor in open_folder(tmp_path).tensors]
+def with_output(folder: Path, like_embedding: bool, dtype: str = "F32") -> Path:
+    """A checkpoint that ties its output matrix to the embedding and stores one all the same."""
+    folder = write_checkpoint(folder)
+    weights = make_weights(CONFIG)
+    if like_embedding:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    kinds = {"lm_head.weight": dtype}
+    write_safetensors(folder / "model.safetensors", [(name, kinds.get(name, "F32"), a) for name, a in weights.items()])
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_tied_checkpoint_may_store_its_output_matrix(tmp_path: Path, dtype: str):
+    checkpoint = open_folder(with_output(tmp_path, True, dtype))
+    assert "output.weight" not in [tensor.name for tensor in checkpoint.tensors] and not checkpoint.warnings
+
+
+def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
+    """As transformers 5 does: adapters were merged, or heads trained, and config.json was left as it was."""
+    checkpoint = open_folder(with_output(tmp_path, False))
+    output = next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight")
+    np.testing.assert_array_equal(output.rows(0, 5).view(np.float32), make_weights(CONFIG)["lm_head.weight"][:5])
+    assert checkpoint.warnings == [
+        "lm_head.weight differs from the embedding, though config.json ties them: both are written"
+    ]
+
+
+def test_an_output_matrix_that_an_architecture_has_not_is_named():
+    matrices = [from_array(np.full((3, 2), number, np.float32)) for number in (1, 2)]
+    assert not unties_output(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
+    assert "it is left out, because gemma2 has no output matrix" in warnings[0]
 
 
 def test_a_sliding_window_is_warned_of(tmp_path: Path):
@@ -463,7 +509,7 @@ def test_a_sentencepiece_model_without_tokenizer_json(tmp_path: Path):
     assert metadata["tokenizer.ggml.scores"].dtype == np.float32
     assert metadata["tokenizer.ggml.scores"].tolist() == [0, 0, -1000, *SCORES[3:], -1000, -1000, -1000, -10000]
     assert metadata["tokenizer.ggml.add_space_prefix"] is False
-    assert warnings == ["1 tokens from id 99 on are dropped: the model has 14"]
+    assert warnings == ["1 token from id 99 on is dropped: the model has 14"]
 
 
 def test_scores_come_from_the_order_of_merges(tmp_path: Path):

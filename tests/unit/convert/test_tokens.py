@@ -74,7 +74,7 @@ def without_row(folder: Path) -> Path:
 def test_an_end_that_the_embedding_has_no_row_for(tmp_path: Path, cli):
     """It is named, and as a text it ends an answer, because the template writes it."""
     made, err = converted(cli, without_row(tmp_path / "model"))
-    assert f"1 tokens from id {ROWS + 1} on are dropped: the model has {ROWS}; among them <|im_end|>" in err
+    assert f"1 token from id {ROWS + 1} on is dropped: the model has {ROWS}; among them <|im_end|>" in err
     with localllm.open(made) as model:
         assert model.tokenizer.end_texts == ("<|im_end|>",) and "<|im_end|>" in model.session.template.stops
         answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=3, temperature=0)

@@ -1,0 +1,40 @@
+"""Decide whether a checkpoint whose config.json ties the output matrix to the embedding has one of its own."""
+
+import gguf
+import numpy as np
+
+from localllm.convert.tensors import TensorSource, as_float32
+
+ROWS = 4096  # compared at once
+
+
+def unties_output(
+    embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
+) -> bool:
+    """Tell whether the output matrix is to be written, although config.json says that it is the embedding.
+
+    Tools that merge adapters and train heads store one that differs, and leave `tie_word_embeddings` as it was;
+    transformers 5 and llama.cpp's converter then use both. name: of the output matrix in the checkpoint.
+    """
+    if is_same(embedding, output):
+        return False
+    differs = f"{name} differs from the embedding, though config.json ties them"
+    if gguf.MODEL_TENSOR.OUTPUT not in gguf.MODEL_TENSORS[arch]:
+        warnings.append(f"{differs}: it is left out, because {gguf.MODEL_ARCH_NAMES[arch]} has no output matrix")
+        return False
+    warnings.append(f"{differs}: both are written")
+    return True
+
+
+def is_same(a: TensorSource, b: TensorSource) -> bool:
+    """Tell whether two matrices have the same numbers."""
+    if a.shape != b.shape:
+        return False
+    return all(
+        np.array_equal(decoded(a, first), decoded(b, first), equal_nan=True) for first in range(0, a.shape[0], ROWS)
+    )
+
+
+def decoded(source: TensorSource, first: int) -> np.ndarray:
+    """Read ROWS rows from `first` on, float32 [rows, columns]."""
+    return as_float32(source.rows(first, min(first + ROWS, source.shape[0])), source.dtype)
