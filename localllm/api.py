@@ -28,6 +28,7 @@ from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_several, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefix_store import PrefixStore
     from localllm.engine.options import EngineOptions
@@ -285,6 +286,7 @@ def open_model(
     on_upload: Callable[[int, int], None] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
     pan_and_scan: bool = False,
+    rope: "RopeScaling | None" = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -297,14 +299,15 @@ def open_model(
     go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
     the one beside the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
     the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
-    cache folder, and keep there what this one does. Raises ModelError, MemoryLimitError, UsageError.
+    cache folder, and keep there what this one does; rope: scale positions otherwise than the file says, as in
+    RopeScaling("yarn", 4.0, original_context=32768). Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
 
     threads = None if threads is None else whole_number("threads", threads, 1)
     context = None if context is None else whole_number("context", context) or None
     kv_type, gpu_layers = require_text("kv_type", kv_type), layers_of(gpu_layers)
-    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer)
+    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope)
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 
 
@@ -319,6 +322,8 @@ def open_with_options(
     """Open a GGUF file with the engine's options as they are; others, and errors, as of open_model."""
     options.require_valid()
     file = GGUFFile.open(path)
+    if options.rope:
+        options.rope.apply(file.metadata, file.path)
     family, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.files.gguf.prefault import prefault
@@ -366,12 +371,16 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return tokenizer_of(file)
 
 
-def most_prompt_bytes(path: str | os.PathLike[str], context: int | None = None) -> int:
+def most_prompt_bytes(
+    path: str | os.PathLike[str], context: int | None = None, rope: "RopeScaling | None" = None
+) -> int:
     """No prompt of more bytes of UTF-8 fits a context, None or 0 for what the model was trained for. Raises ModelError.
 
-    Reads the file's header and vocabulary.
+    rope: as of open_model. Reads the file's header and vocabulary.
     """
     with GGUFFile.open(path) as file:
+        if rope:
+            rope.apply(file.metadata, file.path)
         _, hyperparameters = architecture(file)
         return tokenizer_of(file).most_bytes(context or hyperparameters.context)
 

@@ -21,10 +21,10 @@ What `localllm help` and `localllm help COMMAND` show; scripts/write_help.py wri
 COMING_BEGINNING = """\
 # Coming from llama.cpp or Ollama
 
-A command line from a tutorial for llama.cpp runs with `localllm run` or `localllm chat` in front: options have the
-same names and defaults. Options without a meaning here are ignored, with one line on stderr; an option that would
-change the answer and is not supported is refused. scripts/write_help.py writes this file from the program's own
-tables.
+A command line from a tutorial for llama.cpp runs with `localllm run`, `localllm chat` or, if it is llama-server's,
+`localllm serve` in front: options have the same names and defaults. Options without a meaning here are ignored, with
+one line on stderr; an option that would change the answer and is not supported is refused. scripts/write_help.py writes
+this file from the program's own tables, which scripts/record/compare_llama_options.py compares with llama.cpp's source.
 
 Models are GGUF files, or names: those that `localllm list --all` shows, `hf:OWNER/REPOSITORY:TYPE`, `hf.co/...`, the
 address of a page of the Hugging Face hub, `gemma3:4b` as in Ollama. Nothing is downloaded unless you ask for it:

@@ -11,7 +11,19 @@ _ONE_CARD = "one card is used, which --device names"
 _FILE = "the file is mapped into memory, and read as it is used"
 _CORES = "threads stay where the system puts them; `taskset` or `numactl` chooses cores"
 _BATCH = "how many tokens are read at once is chosen by itself"
-_POSITIONS = "positions are scaled as the file says; `localllm quantize --override-kv` writes another file"
+_POSITIONS = "this command scales positions as the file says; `localllm edit --set-metadata` changes it"
+_YARN = "YaRN has the mix, the magnitude and the borders of its paper"
+_GUESSES = "what repeats is guessed by itself: see --speculate"
+_ALWAYS = "requests are batched continuously, and wait for each other only when --parallel are running"
+_CONNECTIONS = "one thread holds all connections, and streams need no pings"
+_SERVES_ALL = "embeddings and reranking are served wherever the model makes them"
+_NO_TOOLS = "the server runs no tools: `localllm chat --tools` does"
+_PAGE = "the page at / is part of the server, and has no settings"
+_CORS = "--allow-origin ORIGIN lets the pages of one origin ask; repeat it for more"
+_BY_REQUEST = "each request sets it, and the model's file what a request leaves out"
+_NO_TRAINING = "localllm does not train models"
+_SEARCH = "`localllm search` finds passages of files"
+_VECTORS = "`localllm embed --format` says how vectors are written, and --no-normalize that they keep their lengths"
 _LOG = "there is no log: warnings go to stderr, and --stats tells times"
 _ADAPTER = "adapters are not supported: merge them into the model before"
 _MEDIA = "localllm reads text and images"
@@ -29,10 +41,11 @@ FLAGS = {
     _FILE: "--mlock --no-mmap -dio --direct-io -ndio --no-direct-io",
     "weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
     _COMPACT: "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified",
-    _CACHE: "--prompt-cache-all --prompt-cache-ro",
+    _CACHE: "--prompt-cache-all --prompt-cache-ro --cache-prompt --cache-idle-slots --no-cache-idle-slots",
     _PROJECTOR: "--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
     "nothing is fetched unless you say so": "--offline",
-    _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
+    _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps "
+    "--log-jsonl --no-log-jsonl",
     "times are told with --stats only": "--perf --no-perf --show-timings --no-show-timings",
     "`localllm tokenize` shows a text's tokens": "--verbose-prompt",
     _SILENT: "--display-prompt --no-display-prompt --simple-io -sp --special",
@@ -41,6 +54,17 @@ FLAGS = {
     "`localllm inspect --check` reads every weight": "--check-tensors",
     "progress is shown on a terminal": "--progress",
     "without a text, stdin is read": "--stdin",
+    _SAME: "--spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling",
+    _ALWAYS: "-cb --cont-batching -nocb --no-cont-batching",
+    _SERVES_ALL: "--embedding --embeddings --rerank --reranking",
+    _NO_TOOLS: "--no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy",
+    _PAGE: "--ui --webui",
+    "/metrics is always there": "--metrics",
+    "there is no /slots": "--no-slots",
+    "each model is loaded at its first request": "--models-autoload --no-models-autoload",
+    "requests say whether their last message goes on: continue_final_message": "--prefill-assistant "
+    "--no-prefill-assistant",
+    "the chat template says which thoughts of earlier turns the model reads": "--no-reasoning-preserve",
     "`localllm perplexity` tells how well a text is foreseen": "--no-ppl",
     "lines break between words on a terminal only": "--nowordwrap",
 }  # fmt: skip
@@ -48,18 +72,29 @@ SWITCHES = {
     "attention is always computed in one pass": "-fa --flash-attn",
     "NO_COLOR=1 in the environment switches colours off": "-co --color --log-colors",
     _ONE_CARD: "-fit --fit",
+    "`localllm fit` prints what is needed anyway": "-fitp --fit-print",
     _FILE: "-mmp --mmap",
 }
 VALUED = {
     _ONE_CARD: "-sm --split-mode -ts --tensor-split -mg --main-gpu -ot --override-tensor -ncmoe --n-cpu-moe -fitt "
-    "--fit-target -fitc --fit-ctx",
-    _FILE: "-lm --load-mode",
+    "--fit-target -fitc --fit-ctx -ncffn --n-cpu-ffn",
+    _FILE: "-lm --load-mode -lzm --lazy-mode",
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb "
     "--cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch",
     "reading and writing use the same threads: -t": "-tb --threads-batch",
-    _BATCH: "-b --batch-size -ub --ubatch-size",
-    _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints",
-    _CACHE: "-cram --cache-ram --prompt-cache --cache-reuse",
+    _BATCH: "-b --batch-size -ub --ubatch-size --mtmd-batch-max-tokens",
+    _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
+    "--checkpoint-min-step --kv-unified-per-slot",
+    _CACHE: "-cram --cache-ram --prompt-cache -sps --slot-prompt-similarity --slot-save-path",
+    "prompts are reused up to their first difference": "--cache-reuse",
+    _CONNECTIONS: "--threads-http --sse-ping-interval",
+    _GUESSES: "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-ngram-mod-n-min --spec-ngram-mod-n-max "
+    "--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits "
+    "--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n "
+    "--spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits --spec-ngram-size-n --spec-ngram-size-m "
+    "--spec-ngram-min-hits",
+    "tags are for people only": "--tags",
+    "--memory says how much all models may take": "--models-max",
     "`localllm map` answers several prompts at once": "-np --parallel",
     "HF_TOKEN in the environment tells who you are": "-hft --hf-token",
     "thoughts are always told from the answer": "--reasoning-format",
@@ -71,7 +106,15 @@ VALUED = {
     _LOG: "--log-file -lv --verbosity --log-verbosity --log-prompts-dir",
     _SAME: "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
     "--cache-type-k-draft -ctvd --cache-type-v-draft -cd --ctx-size-draft --draft --draft-n --draft-max "
-    "--draft-min --draft-n-min --spec-draft-n-max --spec-draft-n-min --draft-p-min --draft-p-split",
+    "--draft-min --draft-n-min --spec-draft-n-max --spec-draft-n-min --draft-p-min --draft-p-split "
+    "--spec-draft-threads --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd "
+    "--cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft "
+    "--spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd "
+    "--cpu-mask-batch-draft --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch "
+    "--cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft "
+    "--spec-draft-type-k --spec-draft-type-v --spec-draft-override-tensor -otd --override-tensor-draft "
+    "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-p-split --spec-draft-p-min "
+    "--spec-draft-device --spec-draft-ngl",
     "this command computes on the processor": "-ngl --gpu-layers --n-gpu-layers -dev --device",
 }  # fmt: skip
 
@@ -85,6 +128,8 @@ IN_COMMAND = {
         "`run` gives one answer anyway; --raw leaves the chat template out": "-no-cnv --no-cnv --no-conversation",
         "`run` gives one answer anyway": "-st --single-turn",
     },
+    "imatrix": {"every chunk fits the context": "--context-shift --no-context-shift"},
+    "perplexity": {"every chunk fits the context": "--context-shift --no-context-shift"},
 }
 
 # The same under another name here; {} is the value.
@@ -97,26 +142,38 @@ SAME = {
     "-md": ("--speculate", "draft:{}"),
     "--model-draft": ("--speculate", "draft:{}"),
     "--spec-draft-model": ("--speculate", "draft:{}"),
+    "--no-cache-prompt": ("--no-cache",),
+    "--ssl-cert-file": ("--ssl-certfile", "{}"),
+    "--ssl-key-file": ("--ssl-keyfile", "{}"),
+    "--sleep-idle-seconds": ("--idle", "{}"),
+    "--reasoning-effort": ("--template-var", "reasoning_effort={}"),
+    "--usage": ("--help",),
 }
 
 # What would change the answer, and cannot be done.
 REFUSED = {
-    _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
-    "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w",
+    _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx",
+    _YARN: "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
+    "use --rope-scaling, which models were trained for": "-gan --grp-attn-n -gaw --grp-attn-w",
     "`localllm quantize --override-kv` writes a file with other metadata": "--override-kv",
-    _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range",
-    _MEDIA: "--audio --video",
+    _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range "
+    "--lora-init-without-apply",
+    _MEDIA: "--audio --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file",
     "images have the size that the model's family gives them": "--image-min-tokens --image-max-tokens",
     "name the file behind the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
     "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -mmu "
-    "--mmproj-url -dr --docker-repo --gpt-oss-20b-default --gpt-oss-120b-default",
-    "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-type --spec-default",
+    "--mmproj-url -dr --docker-repo --gpt-oss-20b-default --gpt-oss-120b-default --embd-gemma-default "
+    "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec "
+    "--fim-qwen-30b-default --vision-gemma-4b-default --vision-gemma-12b-default",
+    "name the file: hf:OWNER/REPOSITORY/FILE.gguf": "--mtp --dflash --eagle3",
+    "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-type "
+    "--spec-default",
     "`localllm serve` is the server": "--server-base",
     "other computers cannot help": "--rpc",
     "use `localllm list`": "-cl --cache-list",
     "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
     "use `localllm completion bash`": "--completion-bash",
-    "`localllm tokenize` shows a text's tokens": "--print-token-count",
+    "`localllm tokenize` shows a text's tokens": "-ptc --print-token-count",
     "what is measured is perplexity and, with --kl-divergence, how far two models are apart": "--hellaswag "
     "--winogrande --multiple-choice --hellaswag-tasks --winogrande-tasks --multiple-choice-tasks --ppl-stride",
     "texts are read from their beginning: cut the file": "--chunk --from-chunk",
@@ -128,13 +185,57 @@ REFUSED = {
     "send the answer to a file: > FILE": "--output --output-file -o",
     "`localllm chat` holds a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
     "--instruct",
+    "`localllm --version` prints it": "--version",
+    "`localllm inspect --check` reads every weight": "--check",
+    "`localllm perplexity --save-logits FILE` saves them": "--save-logits",
+    "`localllm serve NAME=MODEL` serves a model as NAME": "-a --alias",
+    "other users can see what was typed: --api-key-file FILE": "--api-key",
+    "name the models; without any, all of `localllm list` are served": "--models-dir",
+    "[model.NAME] of config.toml has a model's options: see `localllm config`": "--models-preset",
+    "a proxy before the server does it: see docs/deploy.md": "--path --api-prefix",
+    "one server listens at a port": "--reuse-port",
+    "requests have a time limit, --timeout, connections none": "-to",
+    _CORS: "--cors-origins --cors-methods --cors-headers --cors-credentials --no-cors-credentials",
+    _NO_TOOLS: "--agent -ag --ui-mcp-proxy --webui-mcp-proxy --tools-runtime --mcp-servers-config --mcp-servers-json",
+    _PAGE: "--no-ui --no-webui --ui-config --webui-config --ui-config-file --webui-config-file",
+    "GET /props shows a model's properties, and nobody changes them": "--props",
+    "GET /metrics counts requests, --parallel limits them": "--slots",
+    "the suffix follows the prefix, as models for code are trained": "--spm-infill",
+    "the chat template says which of the thoughts before the model reads": "--reasoning-preserve",
+    "thoughts that reach their limit end as the model ends them": "--reasoning-budget-message",
+    "the file has its attention": "--attention",
+    _VECTORS: "--embd-normalize --embd-output-format --embd-separator --cls-separator",
+    _SEARCH: "--context-file --chunk-size --chunk-separator",
+    _NO_TRAINING: "-lr --learning-rate -lr-min --learning-rate-min -decay-epochs --learning-rate-decay-epochs -wd "
+    "--weight-decay -val-split --val-split -epochs --epochs -opt --optimizer",
+    "control vectors are not made here": "--positive-file --negative-file --pca-batch --pca-iter --method",
+    "only llama.cpp's own tests need it": "--junk --pos -ns --sequences --spec-synth-len --spec-synth-rates "
+    "--logits-output-dir --tensor-filter",
+    "`localllm bench` has the options of llama-bench: -p, -n, -r": "-pps -tgs -npp -ntg -npl",
+    "`localllm perplexity --json` prints all figures": "--ppl-output-type",
+    "`localllm imatrix` computes no perplexity: `localllm perplexity` does": "--ppl",
     "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
 
 # The same in one command only.
 REFUSED_IN = {
     "bench": {"--json prints JSON, --md a table in Markdown": "-o --output -oe --output-err"},
-    "chat": {"-p asks first, /read FILE sends a file's text, -sysf makes it the instruction": "-f --file"},
+    "chat": {
+        "-p asks first, /read FILE sends a file's text, -sysf makes it the instruction": "-f --file -bf --binary-file"
+    },
+    "serve": {
+        _BY_REQUEST: "-n --predict --n-predict --keep -p --prompt -sys --system-prompt -f --file -sysf "
+        "--system-prompt-file -bf --binary-file -e --escape --no-escape -r --reverse-prompt --samplers -s --seed "
+        "--sampler-seq --sampling-seq --ignore-eos --temp --temperature --top-k --top-p --min-p --top-nsigma "
+        "--top-n-sigma --xtc-probability --xtc-threshold --typical --typical-p --repeat-last-n --repeat-penalty "
+        "--presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n "
+        "--dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp --mirostat "
+        "--mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf "
+        "--json-schema-file --chat-template-kwargs -rea --reasoning --reasoning-budget --reasoning-effort --image",
+        _NO_TOOLS: "--tools",
+        "the file says how its vectors are pooled": "--pooling",
+        "the server guesses by repeated text and the model's own MTP layer": "-md --model-draft --spec-draft-model",
+    },
     "tokenize": {
         "tokens are those of `run --raw`": "--no-bos --no-parse-special",
         "`localllm tokenize ... | wc -l` counts them": "--show-count",

@@ -34,7 +34,7 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     return (
         sys.maxsize
         if on_overflow not in (None, "error", "drop-turns")
-        else most_prompt_bytes(resolve_model_path(model), engine.context)
+        else most_prompt_bytes(resolve_model_path(model), engine.context, engine.rope.scaling())
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from localllm.arch.rope_scaling import RopeScaling
 from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -19,6 +20,8 @@ from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
 KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 8: "q8_0"}  # by GGML's numbers
+DEFAULT_ROPE = 10000.0, 1.0  # base and scale
+ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's numbers
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers
 CHAT_FORMATS = {"llama-3": "llama3"}  # what we call otherwise
 NO_EFFECT = (
@@ -28,14 +31,11 @@ NO_EFFECT = (
 )  # fmt: skip
 REFUSED = {
     "kv_overrides": "write the metadata into a file with localllm edit",
-    "rope_scaling_type": "the file says how positions are scaled",
     "attention_type": "the file says what attention it has",
-    "rope_freq_scale": "the file says how positions are scaled",
-    "yarn_ext_factor": "the file says how positions are scaled",
-    "yarn_attn_factor": "the file says how positions are scaled",
-    "yarn_beta_fast": "the file says how positions are scaled",
-    "yarn_beta_slow": "the file says how positions are scaled",
-    "yarn_orig_ctx": "the file says how positions are scaled",
+    "yarn_ext_factor": "YaRN has the mix, the magnitude and the borders of its paper",
+    "yarn_attn_factor": "YaRN has the mix, the magnitude and the borders of its paper",
+    "yarn_beta_fast": "YaRN has the mix, the magnitude and the borders of its paper",
+    "yarn_beta_slow": "YaRN has the mix, the magnitude and the borders of its paper",
     "lora_path": "merge the adapter into the model first",
     "chat_handler": "the file's chat template is used, and the projector beside the model sees images",
     "tokenizer": "the file's own tokenizer is used",
@@ -122,8 +122,7 @@ class OpenArguments:
         """Check arguments, and warn of those without an effect. Raises UsageError for those that are refused."""
         known = {each.name: each.default for each in fields(cls)}
         for name, reason in REFUSED.items():
-            off = (known[name], None, 1.0) if name == "rope_freq_scale" else (known[name], None)
-            if name in given and given[name] not in off:
+            if name in given and given[name] not in (known[name], None):
                 raise UsageError(f"{name} is not supported: {reason}")
         idle = [name for name in given if name not in known or (name in NO_EFFECT and given[name] != known[name])]
         if idle:
@@ -134,6 +133,8 @@ class OpenArguments:
         """Return the options of localllm.open. Raises UsageError."""
         kinds = [kv_type("type_k", self.type_k), kv_type("type_v", self.type_v)]
         options: dict[str, Any] = {"context": self.n_ctx, "kv_type": f"k={kinds[0]},v={kinds[1]}"}
+        if rope := self.rope:
+            options["rope"] = rope
         if self.n_threads:
             options["threads"] = self.n_threads
         if self.n_gpu_layers:
@@ -144,6 +145,22 @@ class OpenArguments:
                 return {**options, "chat_template": name}
             warn(f"chat_format {self.chat_format!r} has no effect: the chat template of the model's file is used")
         return options
+
+    @property
+    def is_default_rope(self) -> bool:
+        """Whether base and scale are those that LangChain passes where nobody has set any."""
+        return (self.rope_freq_base, self.rope_freq_scale) == DEFAULT_ROPE
+
+    @property
+    def rope(self) -> RopeScaling | None:
+        """Return how positions are scaled, None for the file's own way. Raises UsageError."""
+        if self.rope_scaling_type not in (None, -1, *ROPE_TYPES):
+            known = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
+            raise UsageError(f"rope_scaling_type should be -1, {known}, not {self.rope_scaling_type!r}")
+        kind = ROPE_TYPES.get(-1 if self.rope_scaling_type is None else self.rope_scaling_type)
+        base, scale = (0.0, 0.0) if self.is_default_rope else (self.rope_freq_base, self.rope_freq_scale)
+        scaling = RopeScaling(kind, 1 / scale if scale else None, base or None, self.yarn_orig_ctx or None)
+        return None if scaling == RopeScaling() else scaling
 
     @property
     def pooling(self) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from localllm.api import open_model
 from localllm.compat.llama_arguments import (
+    DEFAULT_ROPE,
     RANDOM_SEED,
     ChatArguments,
     CompletionArguments,
@@ -122,20 +123,16 @@ class Llama:
             for key, value in self.model.file.metadata.items()
             if isinstance(value, str | int | float)
         }
-        try:
-            self._require_rope_base(chosen.rope_freq_base)
-        except UsageError:
-            self.close()
-            raise
+        self._warn_of_rope_base(chosen)
         self._sequence: TokenSequence | None = None
         self._rows = list[np.ndarray]()
         self.set_seed(chosen.seed)
 
-    def _require_rope_base(self, base: float) -> None:
-        """Raise UsageError for another base frequency than the file's."""
-        own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", 10000.0))
-        if base not in (0.0, own):
-            raise UsageError(f"rope_freq_base is not supported: the file says {own:g}; leave it away or set it to 0")
+    def _warn_of_rope_base(self, chosen: OpenArguments) -> None:
+        """Warn if LangChain's default base and scale are left out, because the file has another base."""
+        own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
+        if chosen.is_default_rope and own != DEFAULT_ROPE[0]:
+            warn(f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1 is no choice: the file's {own:g} is used")
 
     # ---- texts
 

@@ -53,6 +53,7 @@ class Engine:
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
         operations: the traced model.  kv_type: storage type of keys and values.
+        rope: how positions are scaled instead of the file's way, or None.
         runs: how prompts are divided into runs.  thread_count: compute threads.
         lock: held while the model runs or its sequences change.  device: description of the backend.
         limits: of a GPU that has all layers: memory bytes per second, and operations per second; None otherwise.
@@ -90,7 +91,7 @@ class Engine:
         recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
-        self.operations, self.kv_type = recorder.operations, options.kv_cache_type
+        self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
         self._head: DraftHead | None = None  # made on first use
         if options.observer:

@@ -1,6 +1,7 @@
 """Options of an engine, from the command line or the Python API."""
 
 import re
+from typing import TYPE_CHECKING
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
@@ -9,6 +10,9 @@ from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
 from localllm.system.cpu import usable_cores
 from localllm.values import whole_number
+
+if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
 
 MOST_THREADS = 1024
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
@@ -27,6 +31,7 @@ class EngineOptions:
         progress: called with (done, total) while kernels are compiled.
         on_upload: called with (bytes, total) while weights are uploaded to a GPU.
         observer: sums up the matrices' inputs.
+        rope: replaces how the file scales positions; None: as it says.
     """
 
     threads: int | None = None
@@ -37,6 +42,7 @@ class EngineOptions:
     progress: Progress | None = None
     on_upload: Progress | None = None
     observer: ImatrixCollector | None = None
+    rope: "RopeScaling | None" = None
 
     @property
     def kv_cache_type(self) -> KVType:
@@ -57,6 +63,8 @@ class EngineOptions:
         if self.context is not None and self.context < 1:
             raise UsageError(f"context should be at least 1 token, not {self.context}")
         _ = self.thread_count
+        if self.rope:
+            self.rope.require_valid()
         if not DEVICES.fullmatch(self.backend):
             raise UsageError(f"unknown device {self.backend!r}: use cpu, cuda, cuda:N, auto or reference")
 

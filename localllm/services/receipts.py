@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -116,6 +116,7 @@ def open_arguments(model: "Model", chat_template: str | None) -> dict[str, Any]:
         "context": model.context,
         "threads": model.engine.thread_count,
         "kv_type": f"k={kv_type.keys},v={kv_type.values}",
+        **({"rope": asdict(model.engine.rope)} if model.engine.rope else {}),
         "chat_template": chat_template and model.session.template.source,
     }
 

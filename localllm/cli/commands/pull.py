@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli.options.offers import offer_known_models
+from localllm.cli.parameters import Also
 from localllm.cli.resolve_model import pull_shown
 from localllm.cli.terminal.output import dim, write
 from localllm.errors import UsageError
@@ -19,6 +20,7 @@ def pull(
             autocompletion=offer_known_models,
             help="Names of `localllm list --all`, or hf:OWNER/REPOSITORY.",
         ),
+        Also("-m", "--model"),
     ],
 ) -> None:
     """Download models from the Hugging Face Hub and print their paths.

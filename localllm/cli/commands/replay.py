@@ -12,6 +12,9 @@ from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import TYPED_ONLY
 from localllm.cli.receipt import hashing
 from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.errors import UsageError
+
+ROPE = {"kind": str, "factor": int | float, "base": int | float, "original_context": int}  # a receipt's, or null
 
 if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
@@ -52,7 +55,7 @@ def replay(
         return tell(receipts.difference(kept["result"], now))
     held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
     cache = options.Cache(kv_type=held["kv_type"])
-    engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache)
+    engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache, rope=rope_of(held))
     with opening.open_model(path, engine, held["chat_template"], no_cache=True) as opened:
         chosen = opening.with_draft_model(opened, chosen, kept["options"]["speculate"])
         try:
@@ -63,6 +66,15 @@ def replay(
     for change in changed:
         say(f"localllm: {change}")
     tell(receipts.difference(kept["result"], now))
+
+
+def rope_of(held: dict[str, Any]) -> options.Rope:
+    """Return how the receipt's model scaled positions. Raises UsageError."""
+    given = held.get("rope", {})
+    if not isinstance(given, dict) or not all(isinstance(given.get(name), kind | None) for name, kind in ROPE.items()):
+        raise UsageError("the receipt's rope is none that localllm has written")
+    scale, base, original = given.get("factor"), given.get("base"), given.get("original_context")
+    return options.Rope(rope_scaling=given.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original)
 
 
 def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":

@@ -12,7 +12,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import group
+from localllm.cli.parameters import Also, group
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
@@ -172,6 +172,7 @@ def serve(
             autocompletion=offer_models,
             help="GGUF files or model names; NAME=MODEL serves one as NAME.  [default: all of `localllm list`]",
         ),
+        Also(*options.NAMED),
     ] = None,
     *,
     place: Place,

@@ -74,7 +74,8 @@ def open_remote(
 
 def about_weights(engine: "EngineGroup") -> list[str]:
     """Options that say how a model is held."""
-    usual = type(engine)(cache=type(engine.cache)())
+    usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     given = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
-    return [*given, *(["--kv-type"] if vars(engine.cache) != vars(usual.cache) else [])]
+    caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
+    return [*given, *caches, *(["--rope-scaling"] if engine.rope.scaling() else [])]

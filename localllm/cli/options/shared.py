@@ -12,6 +12,7 @@ from localllm.cli.parameters import Also, group, number_or_default
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.options import EngineOptions
     from localllm.kernels.build.objects import Progress
 
@@ -165,6 +166,60 @@ class Cache:
 
 
 @group
+class Rope:
+    """Rotary positions (RoPE)."""
+
+    rope_scaling: Annotated[
+        Literal["none", "linear", "yarn"] | None,
+        typer.Option(
+            "--rope-scaling",
+            metavar="TYPE",
+            help="Scaling for contexts beyond the trained one: none, linear or yarn.  [default: the model's]",
+        ),
+    ] = None
+    rope_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--rope-scale", metavar="N", help="Make the context N times as long.  [default: the model's factor]"
+        ),
+    ] = None
+    rope_freq_base: Annotated[
+        float | None,
+        typer.Option("--rope-freq-base", metavar="N", help="Base of the frequencies.  [default: the model's]"),
+    ] = None
+    rope_freq_scale: Annotated[
+        float | None,
+        typer.Option("--rope-freq-scale", metavar="N", help="The same as --rope-scale 1/N."),
+    ] = None
+    yarn_orig_ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--yarn-orig-ctx",
+            metavar="N",
+            help="YaRN: trained context before the scaling, in tokens.  [default: the model's]",
+        ),
+    ] = None
+
+    def scaling(self) -> "RopeScaling | None":
+        """Return them as the engine takes them, None if none was given. Raises UsageError.
+
+        As in llama.cpp, 0 means the model's own.
+        """
+        if not any(vars(self).values()):
+            return None
+        from localllm.arch.rope_scaling import RopeScaling
+
+        factor = self.rope_scale or None
+        if self.rope_freq_scale:
+            if factor:
+                raise UsageError("give either --rope-scale or --rope-freq-scale, not both")
+            if self.rope_freq_scale < 0:
+                raise UsageError(f"rope_freq_scale should be above 0, not {self.rope_freq_scale:g}")
+            factor = 1 / self.rope_freq_scale
+        return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
+
+
+@group
 class EngineGroup:
     """Model and hardware."""
 
@@ -183,6 +238,7 @@ class EngineGroup:
     device: Device = "auto"
     gpu_layers: GpuLayers = "auto"
     cache: Cache
+    rope: Rope
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         """Return them as the engine takes them. Raises UsageError."""
@@ -190,7 +246,8 @@ class EngineGroup:
 
         layers = layers_of(layer_count(self.gpu_layers))
         types, context = self.cache.types(), self.context or None
-        return EngineOptions(self.threads, context, types, self.device, layers, progress, on_upload)
+        scaling = self.rope.scaling()
+        return EngineOptions(self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling)
 
 
 def number(*names: str, help: str, **more: Any) -> Any:

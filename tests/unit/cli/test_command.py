@@ -29,7 +29,7 @@ from localllm.cli.commands.completion import possible
 from localllm.cli.defaults import conflicting_options
 from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
-from localllm.cli.options.shared import Cache, EngineGroup
+from localllm.cli.options.shared import Cache, EngineGroup, Rope
 from localllm.cli.parameters import NAMED, Also
 from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
@@ -192,12 +192,13 @@ def test_escape_sequences(text: str, meaning: str):
 
 
 def test_options_of_llama_cpp_are_known_or_refused_never_both():
-    device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}  # of which not all commands have them
+    positions = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"}
+    device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}  # not all commands have either
     for name_of in ("run", "chat"):
         params = params_of(name_of)
-        known = {name for param in params for name in param.names} - device
+        known = {name for param in params for name in param.names} - device - positions
         assert not known & {*llama_names._LEFT_OUT, *llama_names._REFUSED, *llama_names.SAME}
-        for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device:
+        for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device - positions:
             if foreign := llama_names.find_ignored(name, name_of):
                 words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
                 assert (words.left_out, words.texts) == ([(name, foreign.reason)], {})
@@ -887,7 +888,7 @@ def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
 
 def test_how_long_a_prompt_may_be(tiny: str):
     """As long as the context, unless what does not fit is forgotten."""
-    group = SimpleNamespace(context=64)
+    group = SimpleNamespace(context=64, rope=Rope())
     assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
     most = {opening.most_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
     assert len(most) == 1 and most < {*range(64, 64_000)}
@@ -895,7 +896,9 @@ def test_how_long_a_prompt_may_be(tiny: str):
 
 @pytest.mark.parametrize("no_cache", [True, False])
 def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
-    group = EngineGroup(threads=1, context=64, device="cpu", gpu_layers="auto", cache=Cache(kv_type="q8_0"))
+    group = EngineGroup(
+        threads=1, context=64, device="cpu", gpu_layers="auto", cache=Cache(kv_type="q8_0"), rope=Rope()
+    )
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64
         assert (model.prefixes is None) == no_cache

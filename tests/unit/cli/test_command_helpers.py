@@ -47,7 +47,7 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.sampling import ExactSampling
-from localllm.cli.options.shared import layers
+from localllm.cli.options.shared import Rope, layers
 from localllm.cli.terminal import (
     output as terminal,
 )
@@ -1164,7 +1164,7 @@ def test_amounts(text: str, number: int):
     ({"context": 5, "threads": 1, "cache": options.Cache(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
 ])  # fmt: skip
 def test_what_a_server_decides_itself(more: dict[str, Any], left: list[str]):
-    assert endpoint.about_weights(options.EngineGroup(**{"cache": options.Cache(), **more})) == left
+    assert endpoint.about_weights(options.EngineGroup(**{"cache": options.Cache(), "rope": Rope(), **more})) == left
 
 
 def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

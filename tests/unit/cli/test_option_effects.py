@@ -37,7 +37,7 @@ LINES = {
 NO_CACHE, PAN = {"--no-cache": {"cache": False}}, {"--pan-and-scan": {"pan_and_scan": True}}
 OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve": LINES | NO_CACHE, "map": LINES}
 USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
-         "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "mmproj": None,
+         "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "rope": None, "mmproj": None,
          "pan_and_scan": False}  # fmt: skip
 
 

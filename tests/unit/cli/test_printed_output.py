@@ -20,7 +20,7 @@ from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import session_choice as chat_session
 from localllm.cli.options import constraint as shape
 from localllm.cli.options import tools as tool_options
-from localllm.cli.options.shared import Cache, EngineGroup
+from localllm.cli.options.shared import Cache, EngineGroup, Rope
 from localllm.cli.terminal import render
 from localllm.cli.terminal.line_editor import DumbEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
@@ -645,7 +645,7 @@ def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
 def test_what_is_said_of_an_opened_model(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
     monkeypatch.setattr("localllm.api.open_with_options", lambda *told: model)
-    assert opening.open_model(tiny, EngineGroup(cache=Cache())) is model
+    assert opening.open_model(tiny, EngineGroup(cache=Cache(), rope=Rope())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 
 

@@ -15,6 +15,7 @@ from project import ROOT
 from tiny_model import write_tiny_model
 
 import localllm
+from localllm.arch.rope_scaling import RopeScaling
 from localllm.compat.llama_arguments import ChatArguments, CompletionArguments, OpenArguments
 from localllm.compat.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from localllm.errors import ContextError, ModelError, UsageError
@@ -297,7 +298,9 @@ def test_embeddings(model_path):
     [
         ({"lora_path": "a.gguf"}, "lora_path is not supported"),
         ({"kv_overrides": {"a": 1}}, "kv_overrides is not supported"),
-        ({"rope_freq_base": 5.0}, "rope_freq_base is not supported: the file says 10000"),
+        ({"yarn_beta_fast": 16.0}, "yarn_beta_fast is not supported: YaRN has"),
+        ({"rope_scaling_type": 9}, "rope_scaling_type should be -1, 0"),
+        ({"rope_freq_base": 0.5}, "rope_freq_base should be above 1"),
         ({"type_k": 6}, "type_k should be 0"),
         ({"pooling_type": 9}, "pooling_type should be"),
         ({"n_ctx": -3}, "context should be"),
@@ -312,6 +315,21 @@ def test_what_libraries_pass_by_default_is_taken(tiny: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Llama(tiny, rope_freq_scale=1.0, rope_freq_base=10000.0, use_mmap=True, n_gpu_layers=0, type_k=8).close()
+
+
+def test_positions_are_scaled_as_in_the_engine(tiny: str):
+    given = {"rope_scaling_type": 2, "rope_freq_scale": 0.25, "yarn_orig_ctx": 64, "rope_freq_base": 5000.0}
+    with Llama(tiny, n_ctx=0, logits_all=True, **given) as scaled:
+        assert scaled.n_ctx() == 256
+        scaled.eval([*range(3, 120)])
+        with localllm.open(tiny, cache=False, rope=RopeScaling("yarn", 4.0, 5000.0, 64)) as model:
+            np.testing.assert_array_equal(scaled.scores, model.logits([*range(3, 120)]))
+
+
+def test_a_default_of_langchain_does_not_spoil_a_model(tmp_path: Path):
+    path = write_tiny_model(tmp_path / "other.gguf", metadata={"llama.rope.freq_base": 5e5})
+    with pytest.warns(UserWarning, match="the file's 500000 is used"):
+        Llama(path, rope_freq_scale=1.0, rope_freq_base=10000.0).close()
 
 
 def test_arguments_without_effect_are_told_together(tiny: str):

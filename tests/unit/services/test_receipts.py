@@ -368,7 +368,7 @@ def test_a_function_cannot_be_said_again(name: str):
 def test_how_a_model_is_opened_alike():
     """A template of the user's by its text: a name or a file may be another one later."""
     template, kv_type = SimpleNamespace(source="{{ text }}"), SimpleNamespace(keys="q8_0", values="f16")
-    engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3), SimpleNamespace(template=template)
+    engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None), SimpleNamespace(template=template)
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
     known = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16"}
     assert receipts.open_arguments(model, "phi3") == {**known, "chat_template": "{{ text }}"}

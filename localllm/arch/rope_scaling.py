@@ -1,0 +1,65 @@
+"""Scale positions at run time otherwise than a model's file says, as its publishers' pages tell for long contexts."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from localllm.errors import UnsupportedError, UsageError
+from localllm.frozen import frozen
+
+KINDS = ("none", "linear", "yarn")
+
+
+@frozen
+class RopeScaling:
+    """What replaces the file's rope.* metadata, by llama.cpp's rules; None: as the file says.
+
+    Attributes:
+        kind: none, linear or yarn.
+        factor: how many times as long the context becomes.
+        base: base of the frequencies.
+        original_context: the context that the model was trained for before YaRN, in tokens.
+    """
+
+    kind: str | None = None
+    factor: float | None = None
+    base: float | None = None
+    original_context: int | None = None
+
+    def require_valid(self) -> None:
+        """Raise UsageError for values that no model has."""
+        if self.kind is not None and self.kind not in KINDS:
+            raise UsageError(f"rope_scaling should be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}")
+        if self.factor is not None and not 1e-3 <= self.factor <= 1e6:
+            raise UsageError(f"rope_scale should be from 0.001 to 1000000, not {self.factor:g}")
+        if self.base is not None and not 1 < self.base <= 1e12:
+            raise UsageError(f"rope_freq_base should be above 1 and at most 1e12, not {self.base:g}")
+        if self.original_context is not None and self.original_context < 1:
+            raise UsageError(f"yarn_orig_ctx should be at least 1 token, not {self.original_context}")
+
+    def apply(self, metadata: MutableMapping[str, Any], path: str) -> None:
+        """Change a file's metadata, as read. Raises UnsupportedError for a model with windows.
+
+        A YaRN factor other than the file's also sets the context, to the original one times the factor. A model with
+        windows has layers that llama.cpp leaves as they are in the file, and the metadata does not tell them apart.
+        """
+        prefix = f"{metadata.get('general.architecture')}."
+        if metadata.get(f"{prefix}attention.sliding_window"):
+            raise UnsupportedError(f"{path}: positions of models with attention windows are scaled as the file says")
+        scaling, file_factor = f"{prefix}rope.scaling.", self._file_factor(metadata, prefix)
+        kind = self.kind or metadata.get(f"{scaling}type", "linear")
+        factor = 1.0 if kind == "none" else self.factor or file_factor
+        metadata[f"{scaling}type"], metadata[f"{scaling}factor"] = kind, factor
+        if self.base is not None:
+            metadata[f"{prefix}rope.freq_base"] = self.base
+        trained = metadata.get(f"{prefix}context_length")
+        original = self.original_context or metadata.get(f"{scaling}original_context_length", trained)
+        if kind == "yarn" and isinstance(original, int):
+            metadata[f"{scaling}original_context_length"] = original
+            if factor != file_factor:
+                metadata[f"{prefix}context_length"] = int(original * factor)
+
+    @staticmethod
+    def _file_factor(metadata: MutableMapping[str, Any], prefix: str) -> float:
+        """Return the factor that the file has."""
+        value = metadata.get(f"{prefix}rope.scaling.factor", metadata.get(f"{prefix}rope.scale_linear", 1.0))
+        return float(value) if isinstance(value, int | float) and value else 1.0

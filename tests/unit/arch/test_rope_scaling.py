@@ -1,0 +1,97 @@
+"""Positions scaled at run time: as by a file that says so."""
+
+import math
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.arch.rope_scaling import RopeScaling
+from localllm.errors import UnsupportedError, UsageError
+
+IDS = [*range(3, 120)]
+
+
+def logits(path: Path | str, **options) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the context is longer than the trained one
+        with localllm.open(path, context=128, cache=False, **options) as model:
+            return model.logits(IDS)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "metadata", "context"),
+    [
+        (RopeScaling("yarn", 4.0, None, 64), {"type": "yarn", "factor": 4.0}, 256),
+        (RopeScaling("linear", 2.0), {"type": "linear", "factor": 2.0}, 64),
+        (RopeScaling(None, 2.0), {"factor": 2.0}, 64),
+        (RopeScaling(None, None, 5000.0), {"freq_base": 5000.0}, 64),
+        (RopeScaling("none", 3.0), {}, 64),
+    ],
+)
+def test_as_a_file_that_says_so(tmp_path: Path, scaling: RopeScaling, metadata: dict, context: int):
+    names = {name: "rope.freq_base" if name == "freq_base" else f"rope.scaling.{name}" for name in metadata}
+    keys = {f"llama.{names[name]}": value for name, value in metadata.items()}
+    plain = write_tiny_model(tmp_path / "plain.gguf", 64)
+    edited = write_tiny_model(tmp_path / "edited.gguf", 64, metadata=keys)
+    there = logits(edited)
+    here = logits(plain, rope=scaling)
+    np.testing.assert_array_equal(here, there)
+    with localllm.open(plain, cache=False, rope=scaling) as model:
+        assert model.context == context
+    if metadata:
+        assert not np.array_equal(here, logits(plain))
+
+
+def test_a_file_with_a_factor_is_not_stretched_twice(tmp_path: Path):
+    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    path = write_tiny_model(tmp_path / "yarn.gguf", 64, metadata=keys)
+    own, same = logits(path), logits(path, rope=RopeScaling("yarn", 4.0))
+    np.testing.assert_array_equal(own, same)
+    assert not np.array_equal(own, logits(path, rope=RopeScaling("none")))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "longrope"}, "rope_scaling should be none, linear or yarn, not 'longrope'"),
+        ({"factor": -1.0}, "rope_scale should be from"),
+        ({"factor": math.nan}, "rope_scale should be from"),
+        ({"base": 1.0}, "rope_freq_base should be above 1"),
+        ({"original_context": 0}, "yarn_orig_ctx should be at least 1 token"),
+    ],
+)
+def test_what_no_model_has(tiny: str, given: dict, message: str):
+    with pytest.raises(UsageError, match=message):
+        localllm.open(tiny, rope=RopeScaling(**given))
+    assert asdict(RopeScaling(**given)).keys() == {"kind", "factor", "base", "original_context"}
+
+
+def test_layers_with_windows_are_not_scaled(model_path):
+    with pytest.raises(UnsupportedError, match="models with attention windows are scaled as the file says"):
+        localllm.open(model_path("gemma2"), rope=RopeScaling("linear", 2.0))
+
+
+CARD = ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "64")  # as Qwen's model cards write it
+
+
+def test_the_command_line_of_a_model_card(cli, tmp_path: Path):
+    path = write_tiny_model(tmp_path / "model.gguf", 64)
+    asked = ("run", path, "-p", "hello " * 100, "--raw", "-n", "3", "--temp", "0")
+    code, _, err = cli(*asked)
+    assert code == 4 and "the context holds only 64" in err, err
+    code, out, err = cli(*asked, *CARD, "--receipt", tmp_path / "receipt.json")
+    assert code == 0 and out, err
+    assert cli(*asked, "--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64")[:2] == (0, out)
+    assert cli("replay", tmp_path / "receipt.json")[:2] == (0, "the same text\n")
+
+
+def test_only_one_of_two_scales(cli, tiny: str):
+    code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "4", "--rope-freq-scale", "0.25")
+    assert (code, err) == (2, "localllm: error: give either --rope-scale or --rope-freq-scale, not both\n")
+    code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "-4")
+    assert (code, err) == (2, "localllm: error: --rope-scale should be from 0.001 to 1000000, not -4\n")

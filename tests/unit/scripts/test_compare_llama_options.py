@@ -1,0 +1,69 @@
+"""llama.cpp's options, as its 0.3.36 package for Python has them: no command is at a loss for one."""
+
+import sys
+
+import pytest
+from project import ROOT
+
+from localllm.cli.argv import read_words
+from localllm.cli.registry import params_of
+from localllm.errors import UsageError
+
+sys.path.insert(0, str(ROOT / "scripts" / "record"))
+from compare_llama_options import COMMANDS, compare, outcome, read_declarations, read_record, write_record
+
+RECORD = (ROOT / "tests" / "goldens" / "llama_options.txt").read_text(encoding="utf-8")
+
+
+def test_every_spelling_has_an_outcome():
+    options = read_record(RECORD)
+    counts, unknown = compare(options)
+    assert unknown == [] and counts.total() == sum(len(names) for names, _ in options) > 500
+    assert set(counts) == {"taken", "translated", "left out", "refused"}
+    assert write_record(options) == RECORD
+
+
+@pytest.mark.parametrize("command", sorted({each for commands in COMMANDS.values() for each in commands}))
+def test_what_is_refused_says_why(command: str):
+    """The outcome is what a command line gets: nothing is refused without a reason of its own."""
+    params = params_of(command)
+    for names, programs in read_record(RECORD):
+        if command not in {each for program in programs for each in COMMANDS.get(program, ())}:
+            continue
+        for name in names:
+            try:
+                read_words([name, "1"], params, command)
+                is_refused = False
+            except UsageError as error:
+                assert str(error).startswith(f"{name}: ") or "argument too many" in str(error), error
+                is_refused = str(error).startswith(f"{name}: ")
+            assert is_refused == (outcome(name, command) == "refused"), name
+
+
+def test_an_option_of_tomorrow_is_told():
+    source = """
+    add_opt(common_arg(
+        {"-m", "--model"}, "FNAME", "model path",
+    ).set_examples({LLAMA_EXAMPLE_COMMON}));
+    add_opt(common_arg(
+        {"--teleport"}, {"--no-teleport"},
+        string_format("whether to (default: %s)", "no"),
+    ).set_examples({LLAMA_EXAMPLE_SERVER, LLAMA_EXAMPLE_CLI}));
+    """
+    options = read_declarations(source)
+    assert options == [(("-m", "--model"), ("COMMON",)), (("--teleport", "--no-teleport"), ("SERVER", "CLI"))]
+    _, unknown = compare(options)
+    assert unknown == [f"{name} in localllm {each}" for name in options[1][0] for each in ("serve", "chat")]
+
+
+def test_a_command_line_of_llama_server(cli, tiny: str):
+    """It reaches the host's rule, behind all options that mean the same or nothing here."""
+    line = ("-m", tiny, "-c", "4096", "-ngl", "99", "--jinja", "-fa", "on", "-np", "2", "--metrics", "--no-webui")
+    code, _, err = cli("serve", *line)
+    assert (code, err.splitlines()[-1]) == (
+        2, "localllm: error: --no-webui: the page at / is part of the server, and has no settings",
+    )  # fmt: skip
+    code, _, err = cli("serve", *line[:-1], "--cont-batching", "--no-cache-prompt", "--host", "0.0.0.0")
+    assert code == 2 and "--host lets other computers connect" in err and "--metrics" in err, err
+    code, _, err = cli("serve", tiny, "--temp", "0.7")
+    assert "--temp: each request sets it" in err
