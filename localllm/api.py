@@ -44,7 +44,7 @@ RENAMED = {"sight": "vision", "fills": "is_diffusion"}  # attributes of a Model 
 class Model(GenerationMixin):
     """A model that is open. Use it in a `with` statement, or close it.
 
-    Several generations may go on at the same time, also in several threads: they share runs of the model.
+    Several generations may run at the same time, also in several threads: they share runs of the model.
 
     Attributes:
         path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
@@ -93,7 +93,7 @@ class Model(GenerationMixin):
     if not TYPE_CHECKING:  # type checkers report them
 
         def __getattr__(self, name: str) -> Any:
-            """Return what had another name before 0.3."""
+            """Return a method by its name before 0.3."""
             if name not in RENAMED or "session" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             warnings.warn(f"Model.{name} is Model.{RENAMED[name]} now", DeprecationWarning, stacklevel=2)
@@ -158,7 +158,7 @@ class Model(GenerationMixin):
         dims: only the first numbers, of a Matryoshka model; normalize: to the length 1; role: "query" or "document", to
         put the model's own prompt in front; overflow: what is done with texts that are too long, "refuse", "cut" or
         "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says; max_tokens: cut texts
-        behind so many. Raises ContextError, ModelError for a model that was not made for that, UsageError.
+        after this many. Raises ContextError, ModelError for a model that was not made for that, UsageError.
         """
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
@@ -244,7 +244,7 @@ class Model(GenerationMixin):
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
     def close(self) -> None:
-        """Give back the memory and end the threads, when what was read of long prompts is written.
+        """Free the memory and end the threads, once the prefix cache has been written.
 
         In a process that was forked from the model's there is nothing to do.
         """
@@ -296,8 +296,8 @@ def open_model(
     cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
     progress(done, total): called while kernels are compiled, once per computer; on_upload(bytes, total): while weights
-    go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
-    the one beside the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
+    go to the card; observer: sums up what the matrices meet; mmproj: the vision projector, None for
+    the one next to the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
     the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
     cache folder, and keep there what this one does; rope: scale positions otherwise than the file says, as in
     RopeScaling("yarn", 4.0, original_context=32768). Raises ModelError, MemoryLimitError, UsageError.

@@ -91,11 +91,11 @@ class Transformer(Hyperparameters):
         return None
 
     def ahead(self, layer: int) -> int:
-        """Return how many tokens behind it a token sees in a layer."""
+        """Return how many tokens after it a token sees in a layer."""
         return 0
 
     def rope(self, layer: int) -> Rope | None:
-        """Return how a layer's queries and keys are rotated, None for not at all."""
+        """Return the RoPE of a layer's queries and keys, None for none."""
         return self.attention.rope
 
     def states(self) -> Sequence[Paged]:
@@ -109,7 +109,7 @@ class Transformer(Hyperparameters):
 
 @frozen
 class Windowed(Transformer):
-    """Some layers see only the last tokens, how many is said by layer."""
+    """Some layers see only a window of the last tokens, whose size is given by layer."""
 
     windows: tuple[int | None, ...]
 
@@ -128,12 +128,15 @@ class LocallyRotated(Windowed):
 
 
 def read_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Return that of the other layers, but with its own base if the file has one. Raises ModelError."""
+    """Read the RoPE of layers with a window: as the others', but with its own base if the file has one.
+
+    Raises ModelError.
+    """
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
 def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Return the same, where layers with a window may also rotate more or fewer numbers. Raises ModelError."""
+    """Read the RoPE of layers with a window, which may also rotate more or fewer numbers. Raises ModelError."""
     dims = fields.count("rope.dimension_count_swa", rope.dims)
     if dims > rope.head_dim or dims % 2:
         raise fields.error(f"{fields.key('rope.dimension_count_swa')} is {dims}, a head has {rope.head_dim}")
@@ -173,9 +176,9 @@ def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> li
 
 
 def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
-    """Compute what divides the frequencies.
+    """Return the factors that divide RoPE's frequencies.
 
-    Those of the file, or its long or short ones by the context (Ding et al. 2024).
+    The file's, or its long or short ones by the context (Ding et al. 2024).
     """
     if factors := w.get("rope_freqs"):
         return factors
@@ -219,7 +222,7 @@ def gate_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: A
 
 
 def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
-    """Scale heads of so many numbers by their factors [tokens, heads]."""
+    """Scale each head of `dim` numbers by its factor, [tokens, heads]."""
     every, repeats = factors, 1
     while 2 * repeats <= dim:
         every, repeats = b.concat_heads(every, every, heads), 2 * repeats

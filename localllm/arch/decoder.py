@@ -1,7 +1,4 @@
-"""The common frame of decoders: embed tokens, apply the layers, normalize.
-
-And multiply with the output matrix.
-"""
+"""The common frame of decoders: embed tokens, apply the layers, normalize, multiply by the output matrix."""
 
 from collections.abc import Callable
 from typing import Any

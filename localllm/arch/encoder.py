@@ -14,7 +14,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Encoder(Transformer):
-    """Its tokens see those behind them, too.
+    """A model whose tokens see later ones, too.
 
     Attributes:
         windows: by layer, how many tokens a token sees, half of them on each side; None for all.
@@ -40,7 +40,7 @@ def behind(window: int | None) -> int | None:
 
 
 def ahead(window: int | None) -> int:
-    """Return how many tokens behind itself a token sees of a window around it."""
+    """Return how many tokens after itself a token sees of a window around it."""
     return window // 2 if window else EVERY_TOKEN
 
 
@@ -51,17 +51,17 @@ def encoder_fields(fields: Fields) -> dict[str, Any]:
 
 
 def own_pooling(fields: Fields) -> str:
-    """Return an encoder's, which makes nothing else: the file's, or the mean if it says none."""
+    """Return an encoder's pooling: the file's, or the mean if it says none."""
     found = read_pooling(fields)
     return found if found and found != NONE else "mean"
 
 
 def embed_tokens(b: Builder, w: Weights) -> Activation:
-    """Return the tokens' embeddings, plus those of their kinds."""
+    """Return the tokens' embeddings, plus those of their token types."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
 
 
 def pool_and_normalize(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """Compute a row for each text, of what comes out of the last layer."""
+    """Pool the output of the last layer to one row for each text."""
     return pool_texts(b, w, h, x)

@@ -24,4 +24,4 @@ class DraftingFamily(Family, Protocol):
     """A family whose files may have layers for multi-token prediction."""
 
     def guess(self, b: Builder, w: Weights, h: Any, hidden: Activation, /) -> MtpOutput:
-        """Write down what the first of these layers computes behind hidden states of the model."""
+        """Record the first multi-token prediction layer, which reads the model's hidden states."""

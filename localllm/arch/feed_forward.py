@@ -117,7 +117,7 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate)
 
 
 def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
-    """Return the same, after the choice; stacks: of matrices, as `matrices` has them."""
+    """Apply chosen experts; stacks: of matrices, as from `matrices`."""
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
@@ -127,7 +127,7 @@ def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activ
 def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
     """Return stacks of the experts' matrices.
 
-    Those of the gate may be above the others, and files of 2023 have none.
+    Gate and up projections may be fused, and files of 2023 have one tensor per expert.
     """
     if fused := w.get("ffn_gate_up_exps"):
         return [*fused.halves(), w.ffn_down_exps]

@@ -18,10 +18,7 @@ from localllm.frozen import frozen
 
 @frozen
 class ResidualStreams:
-    """The number of residual streams and the factors of their weights.
-
-    And what is multiplied with those that add.
-    """
+    """The number of residual streams, the scales of their weights, and the factor of the weights for adding."""
 
     count: int
     more: float
@@ -35,7 +32,7 @@ def read_streams(fields: Fields) -> ResidualStreams:
 
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
-    """Return one behind the other."""
+    """Concatenate the streams."""
     first, *others = streams
     for other in others:
         first = b.concat_heads(first, other, 1)
@@ -78,10 +75,7 @@ def add_to_streams(b: Builder, h: Any, streams: list[Activation], y: Activation,
 
 
 def half(b: Builder, w: Weights, h: Any, streams: list[Activation], name: str) -> tuple[Activation, Activation]:
-    """Compute what goes into the half of a layer with that name.
-
-    And what its weights for adding are sigmoids of.
-    """
+    """Return the input of a half of a layer, attention or feed-forward, and the logits of its weights for adding."""
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     of_sum, of_adding = mixing_logits(b, h, concat_streams(b, streams), fn, scales.shaped(2), base)
     return reduce_streams(b, h, streams, of_sum), of_adding

@@ -16,12 +16,12 @@ class Hyperparameters:
 
     Attributes:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
-        looks_ahead: whether tokens see those behind them; then the model makes no text.
+        looks_ahead: whether tokens see later ones, too; then the model makes no text.
         fills: whether it fills masked places then.
         before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
             epsilon.
         encode: says the verbs of an encoder (builder, weights, hyperparameters), whose text a decoder answers.
-        start_token: what stands behind that text, and begins the answer.
+        start_token: what stands after that text, and begins the answer.
     """
 
     looks_ahead: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class Hyperparameters:
         return 1e-5
 
     def states(self) -> Sequence[State]:
-        """Compute what the layers keep of the tokens they have seen."""
+        """Return the layers' states: KV caches and recurrent states."""
         raise NotImplementedError
 
     def layer_states(self) -> Sequence[State]:

@@ -24,7 +24,7 @@ class KVType(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Compute what users write: q8_0 for both, or k=q8_0,v=q4_0; a side that is not said is as usual.
+        """Parse a type as users write it: q8_0 for both, or k=q8_0,v=q4_0; a side that is left out is F16.
 
         Raises UsageError.
         """
@@ -37,7 +37,7 @@ class KVType(NamedTuple):
 
 
 def stored_bytes(numbers: int, kind: str) -> int:
-    """Compute what so many numbers take in a cache of that type; they are padded to whole blocks."""
+    """Compute the bytes of `numbers` numbers in a cache of that type; they are padded to whole blocks."""
     block, size = STORAGE[kind]
     return -(-numbers // block) * size
 

@@ -24,7 +24,7 @@ def window_tokens(tokens: int, window: int | None) -> int:
 class Paged:
     """A key and a value for each token and key-value head.
 
-    With a window, only the last `window` tokens are read; or, if it is chunked, those of the last chunk of so many.
+    With a window, only the last `window` tokens are read; or, if it is chunked, those of the last chunk.
     """
 
     layer: int
@@ -51,7 +51,7 @@ class Latent:
 
     It is a key for all heads, and its first numbers are a value for all. It is kept as keys are.
 
-    An index is what keys are chosen by, beside the layer's own. With a period, rows of blocks of so many tokens, which
+    An index holds the keys of the indexer, which selects keys. With a period, rows of blocks of so many tokens, which
     only the last token of each has, are all that is seen.
     """
 
@@ -90,5 +90,5 @@ State = Paged | Latent | Recurrent
 
 
 def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
-    """Compute what a conversation of `tokens` tokens takes in all layers."""
+    """Compute the bytes that a conversation of `tokens` tokens takes in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

@@ -31,7 +31,7 @@ class Fields(Checked):
     Every method raises ModelError, with the key, for a value that it should not have.
 
     Attributes:
-        asked: names that somebody has asked for, or may.
+        asked: names that were read, or may be.
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int, oddities: Oddities | None = None):
@@ -45,7 +45,7 @@ class Fields(Checked):
 
     @classmethod
     def of(cls, file: GGUFFile) -> "Fields":
-        """Return those of a file, whose vocabulary must be as large as its embedding matrix."""
+        """Read a file's fields; its vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
         count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
@@ -97,7 +97,7 @@ class Fields(Checked):
         return value
 
     def epsilon(self, name: str) -> float:
-        """Compute what a norm adds to a mean square."""
+        """Read the epsilon of norms."""
         value = self.factor(name)
         if not LEAST_EPSILON <= value <= MOST_EPSILON:
             raise self.wrong(name, f"from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
@@ -111,7 +111,7 @@ class Fields(Checked):
         return layers
 
     def common(self) -> dict[str, Any]:
-        """Compute what every model has: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
+        """Read the common hyperparameters: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
         guessing = self.count("nextn_predict_layers", 0)
         if guessing >= self.layers():
             raise self.error(f"{self.key('nextn_predict_layers')} leaves no layers")
@@ -293,7 +293,7 @@ MODELS = ("model", "vocab")  # types; others are parts of models, or about them
 def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     """Return the architecture's name, and note general metadata of an unexpected form.
 
-    Raises ModelError for what is none of these kinds of files.
+    Raises ModelError for any other kind of file.
     """
     general = Checked(file.metadata, "general.", file.path, file.oddities)
     for name in filter(general.has, (*TEXTS, *LISTS)):

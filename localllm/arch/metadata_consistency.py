@@ -140,7 +140,7 @@ def require_lengths(
 def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """Check that experts are in the expected layers, and in no others.
 
-    After the first ones and in every so many.
+    After the first dense layers, in every n-th one.
     """
     keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
@@ -194,5 +194,5 @@ def require_supported_values(fields: Fields) -> None:
 
 
 def refusal(fields: Fields, name: str) -> Exception:
-    """Return that a family does not know a setting."""
+    """Return the error for a setting that a family does not support."""
     return fields.unsupported(f"{fields.key(name)} is {show(fields.raw(name))}, which {fields.arch} models do not have")

@@ -1,7 +1,7 @@
-"""Layers that guess the token behind the next one (multi-token prediction: DeepSeek-V3, 2024, arXiv 2412.19437).
+"""Layers that predict the token after the next one (multi-token prediction: DeepSeek-V3, 2024, arXiv 2412.19437).
 
-Such a layer reads a token together with what the model made of the token before, and says what may come behind it.
-What it makes itself stands for what the model would have made, so that it can guess on.
+Such a layer reads a token together with the model's hidden state of the token before, and predicts the next one.
+Its own output then takes the place of the model's hidden state, so that it can draft further tokens.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ Norm = Callable[[Activation, Weight], Activation]
 
 
 class MtpOutput(NamedTuple):
-    """The output of an MTP layer for all tokens, in place of the model's.
+    """The output of an MTP layer.
 
-    And then the logits of the wanted ones.
+    Hidden states of all tokens, in place of the model's, and logits of the wanted ones.
     """
 
     made: Activation
@@ -28,10 +28,10 @@ class MtpOutput(NamedTuple):
 def mtp_output(
     b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
 ) -> MtpOutput:
-    """Compute what the first layer behind the others says.
+    """Compute the output of the first multi-token prediction layer.
 
-    made: what the model made of the token before each one, behind its last norm, float32 [tokens, width]; block: as of
-    decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
+    made: the model's hidden state of the token before each one, after its last norm, float32 [tokens, width]; block: as
+    of decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
     output matrix are the model's where the layer has none of its own. Raises ModelError.
     """
     own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
@@ -45,7 +45,7 @@ def mtp_output(
 
 
 def guessing_state(h: Any) -> State:
-    """Compute what the layer keeps of tokens."""
+    """Return the layer's state."""
     state: State = replace(h, layers=h.layers + 1).states()[h.layers]
     return state
 

@@ -1,7 +1,7 @@
 """Embeddings of sequences of tokens, added to residual streams in one layer (Qwen 4, 2026).
 
-Some rows of a table stand for the last two tokens, some for the last three and so on; hashes of them say which (as in
-Svenstrup et al. 2017, arXiv 1709.03933). Side by side they make a value, which each stream takes through a gate, and
+Some rows of a table represent the last two tokens, some the last three and so on; hashes of them say which (as in
+Svenstrup et al. 2017, arXiv 1709.03933). Concatenated they are a value, which each stream takes through a gate, and
 what a convolution makes of the values of a few tokens at some distance. The tokens before are a state like others: a
 sequence that forks or goes back takes them along.
 """

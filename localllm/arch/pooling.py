@@ -1,7 +1,7 @@
-"""From the rows of a text's tokens to what it is read for: one row of numbers, or scores.
+"""From the rows of a text's tokens to its embedding or score: one row of numbers, or scores.
 
 Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; others take the first or the
-last. Models that compare a query with a text have a head behind that, whose numbers are scores.
+last. Models that compare a query with a text have a head after that, whose numbers are scores.
 """
 
 from localllm.arch.hyperparameters import RANK, Hyperparameters
@@ -16,7 +16,7 @@ DENSE = "dense_2", "dense_3"  # what sentence-transformers puts behind, by the p
 
 
 def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
-    """Return how a file says that rows become one, one of KINDS; None if it says nothing. Raises ModelError."""
+    """Return a file's pooling type, one of KINDS; None if it does not say. Raises ModelError."""
     if not fields.has(name):
         return None
     number = fields.count(name, 0)
@@ -28,7 +28,7 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
 def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
     """Compute a row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
 
-    What other poolings need is ignored.
+    Tensors of other pooling types are ignored.
     """
     rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
     if h.pooling == RANK:

@@ -48,7 +48,7 @@ class StateVerbs(Protocol):
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Average each token's row with the previous ones, zeros before the first.
 
-        State `number` [before, columns]: as many as there are rows are averaged besides the token's own.
+        State `number` [before, columns]: as many previous rows as the state has are averaged with the token's own.
         """
         ...
 

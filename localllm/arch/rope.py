@@ -49,7 +49,7 @@ class Rope:
         return stretched * (1 - keep) + plain * keep
 
     def without_scaling(self, base: float) -> "Rope":
-        """Return the same heads, as in the original context."""
+        """Return the same RoPE without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
     def _pair_turning(self, turns: float) -> float:

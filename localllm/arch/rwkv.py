@@ -95,7 +95,7 @@ def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activatio
 
 
 def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
-    """Return how far a token is mixed with the one before, for each use.
+    """Return the interpolation weights between a token and the one before, for each use.
 
     One tensor for all, or one for each in old files.
     """
@@ -105,7 +105,7 @@ def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
 
 
 def vector(w: Weights, h: Rwkv, name: str) -> Weight:
-    """Return a number for each column, whatever dimensions of 1 there are besides."""
+    """Return a vector with a number for each column; dimensions of 1 are dropped."""
     weight = w.require(name)
     return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
 

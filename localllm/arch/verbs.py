@@ -243,7 +243,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Compute x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
 
         Each `group` of columns is normalized separately, None: the whole row. The weight has the size of a group or of
-        a row; None stands for ones.
+        a row; None: weights of 1.
         """
         ...
 

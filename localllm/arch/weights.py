@@ -63,17 +63,17 @@ class Weight:
         return float(self.vector()[0])
 
     def shaped(self, *shape: int) -> "Weight":
-        """Return the same. Raises ModelError if it has another shape."""
+        """Check the shape and return the weight. Raises ModelError."""
         if self.shape != shape:
             raise ModelError(f"tensor {self.name} should have the shape {list(shape)}, has {list(self.shape)}")
         return self
 
     def flat(self) -> "Weight":
-        """Return a matrix as the vector of its rows, one behind the other."""
+        """Return a matrix as the vector of its rows, one after the other."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
     def repeated(self, count: int) -> "Weight":
-        """Return a vector of the same numbers, each so many times. Raises ModelError if they are not plain ones."""
+        """Repeat each number of a vector `count` times. Raises ModelError if they are not plain ones."""
         numbers = len(self.flat().vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
@@ -83,7 +83,7 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """Return a fused matrix as so many rows for each. Raises ModelError if it has more or fewer.
+        """Split a fused matrix into its parts. Raises ModelError if it has more or fewer.
 
         Of a stack [experts, rows, columns], every matrix.
         """
@@ -95,7 +95,7 @@ class Weight:
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def in_stacks(self, count: int) -> "Weight":
-        """Return a matrix as a stack of so many, each of as many rows. Raises ModelError."""
+        """Split a matrix into a stack of `count` matrices with the same number of rows. Raises ModelError."""
         rows, rest = divmod(self.shape[0], count)
         if len(self.shape) != 2 or rest or self.bias:
             raise ModelError(f"tensor {self.name} should be {count} matrices, has the shape {list(self.shape)}")
@@ -160,7 +160,7 @@ class Weights:
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
     def bias(self, name: str) -> Weight | None:
-        """Return a bias that belongs to no matrix, or None. Raises ModelError if only other layers have it."""
+        """Return a bias without a matrix, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
 
@@ -204,7 +204,7 @@ class Weights:
 
 
 def names_in_layers(names: Iterable[str]) -> frozenset[str]:
-    """Compute what stands behind "blk." and the number of a layer."""
+    """Return the names of tensors without "blk." and the layer's number."""
     return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
 
 

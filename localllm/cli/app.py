@@ -51,7 +51,7 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
-        """Return what there is, in lines of this width."""
+        """Return the list of commands, in lines of this width."""
         params: list[Any] = self.get_params(ctx)
         rows = [(name, summary(name)) for name in COMMANDS]
         usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."

@@ -1,6 +1,6 @@
 """Translate what the user typed into what Typer parses.
 
-Replaces llama.cpp's spellings, leaves out options that have no effect here, separates short options behind one dash,
+Replaces llama.cpp's spellings, leaves out options that have no effect here, separates short options after one dash,
 and explains unknown options.
 """
 
@@ -18,10 +18,10 @@ COMPLAINTS = " should be ", " cannot be combined ", " is not for "  # that are m
 
 @dataclass
 class ParsedArgs:
-    """The words behind a command.
+    """The words after a command.
 
     texts: values by the parameter's name: a text, a list of them if the parameter takes several, True of a switch.
-    names: as what options were typed, by the parameter's name.  left_out: other programs' options that mean nothing
+    names: as what options were typed, by the parameter's name.  left_out: other programs' options that have no effect
     here, with the reason.  words: what Typer is given: options by our names, then arguments.
     """
 
@@ -47,7 +47,7 @@ class ParsedArgs:
 
 
 def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
-    """Sort what was typed behind `command`, which has these parameters. Raises UsageError."""
+    """Sort the words after `command` into options and arguments. Raises UsageError."""
     known = {name: param for param in params for name in param.names}
     parsed, rest, arguments = ParsedArgs(), list(words), list[str]()
     while rest:
@@ -88,7 +88,7 @@ def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs) -> None:
     """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many.
 
-    One that an option has given is not waited for; if it takes several, those behind are given by that option, too.
+    One that an option has given is not waited for; if it takes several, those after are given by that option, too.
     """
     behind: list[str] = []
     for param in params:
@@ -121,14 +121,14 @@ def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
 
 
 def next_value(name: str, rest: list[str]) -> str:
-    """Take the value of an option, which is the next word whatever it looks like."""
+    """Take the value of an option, the next word, even if it begins with a dash."""
     if not rest:
         raise UsageError(f"{name} needs a value")
     return rest.pop(0)
 
 
 def split_short_options(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
-    """Separate options of one letter behind one dash (-n5, say); None if they are nothing like that.
+    """Separate options of one letter after one dash (-n5, say); None if the word is no such group.
 
     A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
     """

@@ -19,7 +19,7 @@ ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # text
 
 
 def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
-    """Return the prompt that was typed in the place of the model, which then has to come from config.toml."""
+    """Return a prompt typed in place of the model, which then has to come from config.toml."""
     text = typed.texts.get("model")
     if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
         return None
@@ -60,7 +60,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return command_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what was typed; what was not has its value from elsewhere. Raises UsageError."""
+        """Parse what was typed; other parameters take their values from defaults. Raises UsageError."""
         params = self.get_params(ctx)
         typed = read_words(args, params, self.name or "")
         if isinstance(template := typed.texts.get("template"), str) and not typed.is_set("help"):
@@ -81,7 +81,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return rest
 
     def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
-        """Return what was typed behind the options of a template, which yield to it. Raises UsageError."""
+        """Put the options of a template before the typed ones, which win. Raises UsageError."""
         from localllm.services.prompt_templates import load
 
         has_model = typed.is_set("model") and not prompt_as_model(typed, params)
@@ -99,7 +99,10 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return str(chosen.value)
 
     def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
-        """Give Typer what config.toml says, but for what does not go with what was typed. Raises UsageError."""
+        """Give Typer the defaults of config.toml, without those that conflict with the command line.
+
+        Raises UsageError.
+        """
         ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
         chosen = read_config_defaults(self.name or "", params, typed.get("model"))
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}

@@ -26,7 +26,7 @@ class Chosen(NamedTuple):
 
 
 def read_config_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
-    """Return what config.toml says about a command's parameters, by their names; the model may be unknown yet.
+    """Return a command's defaults in config.toml, by parameter; the model may be unknown yet.
 
     Raises UsageError, which names the file and the line.
     """
@@ -40,7 +40,7 @@ def read_config_defaults(command: str, params: Sequence[Parameter], model: str |
 
 
 def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
-    """Return what the environment and config.toml say about a command's parameters; the environment wins.
+    """Return a command's defaults from the environment and config.toml; the environment wins.
 
     Raises UsageError, which names the variable, or the file and the line.
     """
@@ -84,7 +84,7 @@ def entries(held: Settings, command: str, model: str | None) -> Iterator[Entry]:
 
 
 def tables_of(held: Settings, model: str) -> list[str]:
-    """List the names by which the file can mean a model: its aliases, what the name stands for, the typed name last."""
+    """List the names of a model in the file: its aliases, the file they resolve to, the typed name last."""
     same = {model, held.aliases.get(model, model)}
     found = [name for name in held.model if os.path.expanduser(held.aliases.get(name, name)) in same or name == model]
     return sorted(found, key=lambda name: name == model)

@@ -1,4 +1,4 @@
-"""Follow-up questions of `localllm run`: the conversation that a question belongs to, and where its answer is kept."""
+"""Follow-up questions of `localllm run`: the conversation that a question continues, and where its answer is saved."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Thread:
-    """A conversation that `run` goes on with; a context manager, in which a session is locked."""
+    """A conversation that `run` continues with; a context manager, in which a session is locked."""
 
     def __init__(self, session: str | None):
         """Open a session, or the last answer if it has no name. Raises UsageError."""
@@ -75,7 +75,7 @@ class Thread:
 
 
 def last_conversation() -> SavedChat:
-    """Read the last answer and what was before it. Raises UsageError if nothing was kept."""
+    """Read the last answer and what was before it. Raises UsageError if there is none."""
     try:
         data = last_answer.path().read_bytes()
     except OSError:

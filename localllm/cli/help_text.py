@@ -39,7 +39,7 @@ def coloured(text: str) -> str:
 
 
 def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
-    """All about a command.  commands: names and meanings of those behind it."""
+    """Render a command's help.  commands: its subcommands, with their summaries."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):
@@ -68,7 +68,7 @@ def argument_row(param: Argument) -> tuple[str, str]:
 
 
 def option_row(param: Parameter) -> tuple[str, str]:
-    """Return the shortest and the longest of its names, with what stands for a value; the others in the explanation."""
+    """Return the shortest and the longest of its names, with its metavar; the others in the explanation."""
     shown = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
     value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
     others = [name for name in param.names if name not in shown]
@@ -93,14 +93,14 @@ def paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def indentation(rows: list[tuple[str, str]], width: int) -> int:
-    """Columns before what explains a name: behind all but the longest names, or a little if it stands below."""
+    """Return the column where descriptions begin: past all but the longest names."""
     if width < NARROW:
         return 6
     return 4 + max((len(name) for name, _ in rows if len(name) <= MOST_NAME), default=0)
 
 
 def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str]:
-    """Names and what they mean, beside or below; the latter begins behind so many columns."""
+    """Render names and their descriptions; these begin at column `columns`, or below the name."""
     indent = " " * columns
     for name, meaning in rows:
         first = f"  {name}"

@@ -22,7 +22,7 @@ def model_or_builtin(model: str | None) -> str:
 
 
 def tell_choice(model: str | None) -> None:
-    """Say so if nobody has named a model."""
+    """Print a notice if no model was named."""
     if model is None:
         say("localllm: no model given; using the tiny built-in model, which only knows localllm")
 

@@ -118,7 +118,7 @@ class Converting:
         return next((each for each in self.variables if os.environ.get(each)), None)
 
     def value_from_envvar(self, ctx: Any) -> Any:
-        """Return what the environment says, a list of one if several could be given."""
+        """Return the environment's value, in a list for a repeatable option."""
         name = None if self.name in ctx.meta.get(SILENT, ()) else self.variable()
         return name and ([os.environ[name]] if self.many else os.environ[name])
 
@@ -156,7 +156,7 @@ def converting(made: Iterable[Any]) -> list[Parameter]:
 
 
 def own_name(param: Converting) -> str:
-    """Return the name of what it sets: the argument's, of an option that stands for one."""
+    """Return the name of the parameter that it sets: the argument's, for an option in its place."""
     return param.name.removesuffix(NAMED)
 
 
@@ -177,7 +177,7 @@ def number(text: str) -> float:
 
 
 def number_or_default(default: str) -> Callable[[str], int | None]:
-    """Return a parser of whole numbers, and of the one that stands for the default, None."""
+    """Return a parser of whole numbers, which turns the one that means the default into None."""
     return lambda text: None if text == default else whole_number(text)
 
 
@@ -188,7 +188,7 @@ T = TypeVar("T")
 
 
 class Also(tuple[str, ...]):
-    """Options by which an argument can be given, too; stands in its Annotated."""
+    """Options that set an argument, too; used in its Annotated."""
 
     def __new__(cls, *names: str) -> "Also":
         return super().__new__(cls, names)
@@ -196,7 +196,7 @@ class Also(tuple[str, ...]):
 
 @dataclass_transform(kw_only_default=True)
 def group(kind: type[T]) -> type[T]:
-    """Make a class a group: a dataclass without the methods that nobody needs, as each takes 0.1 ms to make."""
+    """Make a class a group: a dataclass without unused methods, each of which takes 0.1 ms to make."""
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
@@ -215,7 +215,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def flat(name: str, kind: Any, default: Any, panel: str | None) -> Iterator[inspect.Parameter]:
-    """Yield the parameters that one stands for; the panel is the first sentence of their group's docstring."""
+    """Yield the parameters of an option group; the panel is the first sentence of their group's docstring."""
     if not is_dataclass(kind):
         yield from leaf(name, kind, default, panel)
         return

@@ -15,7 +15,7 @@ LEAST = 0.1  # seconds between two states of the progress line
 
 
 def resolve_model_path(model: str) -> str:
-    """Return the file of a MODEL: an existing path, or the file that a name stands for.
+    """Return the file of a MODEL: an existing path, or the file of a known name.
 
     On a terminal, offers to pull a missing model. Raises as services.catalogue.resolve and services.pull.pull.
     """

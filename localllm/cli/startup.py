@@ -18,7 +18,7 @@ PLAIN = "LOCALLLM_PLAIN_START"
 
 
 def is_plain() -> bool:
-    """Return whether the user wants none of the tricks, for example to find out whether one of them is at fault."""
+    """Return whether the user disabled these optimizations, for example to find out whether one is at fault."""
     return bool(os.environ.get(PLAIN))
 
 
@@ -43,7 +43,7 @@ def skip_numpy_docs() -> None:
 def limit_blas_threads() -> None:
     """Let OpenBLAS, which NumPy loads, start no threads: 19 ms. What is left to it needs one.
 
-    It also wants memory for each, and ends the process where it gets none.
+    It also allocates memory for each, and ends the process where that fails.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -51,7 +51,7 @@ def limit_blas_threads() -> None:
 def end_process(code: int) -> NoReturn:
     """End the process, without the teardown of Python's modules: 61 ms.
 
-    What else Python does at its end is done here, in its order.
+    The other steps of Python's shutdown are done here, in its order.
     """
     if is_plain():
         sys.exit(code)

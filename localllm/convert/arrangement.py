@@ -149,7 +149,7 @@ class Names:
         return False
 
     def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
-        """Find the part that a name stands for, "" if there is none, and the expert, -1 for all."""
+        """Find the part that a name refers to, "" if there is none, and the expert, -1 for all."""
         plain = (
             theirs.replace("language_model.", "")
             .replace("text_model.", "")

@@ -1,4 +1,4 @@
-"""List the tensors of a GGUF architecture, and what each is made of in a checkpoint."""
+"""The tensors of a GGUF architecture, and the checkpoint's tensors that each is made from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -36,8 +36,8 @@ def rope_parameters(config: Config) -> Config:
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
     """Read RoPE of `dims` numbers per head for a model of this context. Raises ModelError.
 
-    kinds: scalings that the architecture knows; "untruncated" is YaRN that does not round its borders, which GGUF's
-    readers do nevertheless; "bordered" is YaRN with the file's own borders.
+    kinds: scalings that the architecture knows; "untruncated" is YaRN that does not round its borders, although GGUF's
+    readers round them; "bordered" is YaRN with the file's own borders.
     """
     rope = rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)

@@ -19,7 +19,7 @@ BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, 
 
 
 class TensorSource(Protocol):
-    """A tensor. Several threads may read at once."""
+    """A checkpoint's tensor, which several threads may read at once."""
 
     @property
     def dtype(self) -> str: ...  # a key of BYTES, or a block format of GGUF

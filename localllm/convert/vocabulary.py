@@ -25,7 +25,7 @@ OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # GG
 
 @frozen
 class VocabularySettings:
-    """Settings in the files beside the vocabulary."""
+    """Settings in the files next to the vocabulary."""
 
     folder: Path
     tokenizer: dict[str, Any] | None  # tokenizer.json

@@ -23,7 +23,7 @@ class Backend(Protocol):
         ...
 
     def places(self) -> tuple[int, int]:
-        """Return token places in use and in all, whole pages."""
+        """Return the token places in use and in total, in whole pages."""
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:

@@ -9,7 +9,7 @@ from localllm.errors import UnsupportedError
 
 
 class EmbeddingOnlyEngine:
-    """Knows the model, and computes nothing. Attributes: see Engine."""
+    """An engine of a model that has no text to generate: every run raises. Attributes: see Engine."""
 
     device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None
 
@@ -19,7 +19,7 @@ class EmbeddingOnlyEngine:
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
 
     def places(self) -> tuple[int, int]:
-        """Return token places of the cache in use and in all: there is no cache."""
+        """Return the token places in use and in total: there is no cache."""
         return 0, 0
 
     def sequence(self) -> NoReturn:

@@ -134,7 +134,7 @@ class Engine:
         return Sequence(self, self.backend.store())
 
     def places(self) -> tuple[int, int]:
-        """Return token places of the cache in use and in all; whole pages, shared ones counted once."""
+        """Return the token places in use and in total; whole pages, shared ones counted once."""
         with self.lock:
             self._clean_up()
             return self.backend.places()
@@ -332,7 +332,7 @@ class Engine:
                 raise ContextError(f"{length} tokens do not fit the context of {self.context}")
 
     def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
-        """Run the encoder over a new sequence's text; returns the tokens of the answer's beginning.
+        """Run the encoder over a new sequence's text; returns the decoder's first tokens.
 
         Raises UsageError if there is no text, or no beginning of an answer after it.
         """
@@ -414,7 +414,7 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 
 
 def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return how many tokens at the beginning of a sequence get a run of their own."""
+    """Return how many first tokens of a sequence get a run of their own, in 16 bits."""
     first = next(passages(reading.ids))
     return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
 

@@ -67,12 +67,15 @@ def row_of(token: int) -> int:
 
 
 def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
-    """Return by how much places after these images exceed positions: images may take fewer positions than rows."""
+    """Return the difference between place and position after these images.
+
+    Images may take fewer positions than rows.
+    """
     return sum(len(seen.rows) - seen.places for begin, seen in images if begin + len(seen.rows) <= place)
 
 
 def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
-    """Select the images that begin between two places."""
+    """Select the images that begin in [first, end)."""
     return [(begin, seen) for begin, seen in images if first <= begin < end]
 
 
@@ -100,7 +103,7 @@ def is_within(tokens: Ids[int], place: int) -> bool:
 def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
     """Find where the last whole run, or the last image, ends within `length` tokens; no run ends within an image.
 
-    Later tokens are computed alike whether reading begins there or at the sequence's beginning.
+    Later tokens are computed identically whether prefill starts there or at the beginning.
     """
     while True:
         end = runs.last_end(length)

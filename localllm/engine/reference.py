@@ -44,7 +44,7 @@ class ReferenceBackend:
         return Remembered(self._kv_type)
 
     def places(self) -> tuple[int, int]:
-        """Return zeros: nothing is reserved, and there is no limit."""
+        """Return zeros: no places are reserved, and there is no limit."""
         return 0, sys.maxsize
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:

@@ -132,12 +132,12 @@ class Runs(NamedTuple):
     exact: int = 0
 
     def last_end(self, length: int) -> int:
-        """Return where the last whole run ends within `length` tokens."""
+        """Return the end of the last whole run within `length` tokens."""
         run = self.first if length < DEEP else self.later
         return length // run * run
 
     def next_end(self, position: int) -> int:
-        """Return where the run with the token at this position ends."""
+        """Return the end of the run with the token at this position."""
         return self.last_end(position) + (self.first if position < DEEP else self.later)
 
     def exact_tokens(self, count: int) -> int:

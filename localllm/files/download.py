@@ -1,7 +1,7 @@
 """A resumable download that gets its final name only when it is complete and its SHA-256 is right.
 
-What has come is in a file beside the target, NAME.CHECKSUM.partial. A process that is killed leaves it, and the next
-one goes on behind its last byte. Whatever its end looks like then (a system that went down may have written zeros):
+Received bytes are in a file next to the target, NAME.CHECKSUM.partial. A process that is killed leaves it, and the next
+one continues after its last byte. Whatever its end looks like then (a system that went down may have written zeros):
 the file gets its name only if its SHA-256 is the one that was promised.
 """
 
@@ -118,7 +118,7 @@ class Download:
             raise self._failure(error) from None
 
     def _problem(self, check: Callable[[str], object]) -> ModelError | None:
-        """Return what is wrong with the file.
+        """Return the problem of the file.
 
         No reference to what `check` mapped may remain afterwards: Windows fixes the size of a mapped file.
         """

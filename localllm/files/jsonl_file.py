@@ -1,7 +1,7 @@
 """A JSON Lines file that grows by whole lines and can be resumed after a crash.
 
-Every line is written at once and given to the system, so whoever is killed leaves at most one torn line at the end,
-which is cut off by the next.
+Every line is written at once and given to the system, so a killed process leaves at most one torn line at the end,
+which the next process cuts off.
 """
 
 import json

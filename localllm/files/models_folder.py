@@ -1,6 +1,6 @@
 """The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, for other programs too.
 
-Other GGUF files in it are models as well. A download in progress is beside its target, with the ending .partial (see
+Other GGUF files in it are models as well. A download in progress is next to its target, with the ending .partial (see
 localllm.files.download).
 """
 

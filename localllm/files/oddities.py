@@ -6,7 +6,7 @@ MOST = 6  # of one file, in the line that the user sees
 class Oddities:
     """Notes on one file, in the order of their discovery.
 
-    ignored: keys of metadata that say nothing that could be done, and that a new file is better without.
+    ignored: metadata keys without an effect, which a new file leaves out.
     """
 
     def __init__(self) -> None:

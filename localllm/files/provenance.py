@@ -1,4 +1,4 @@
-"""Provenance of an output: its input and what answered it, in a hidden file beside it (.NAME.localllm for NAME).
+"""Provenance of an output: its input and its model, in a hidden file next to it (.NAME.localllm for NAME).
 
 {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
 """
@@ -18,7 +18,7 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 @frozen
 class Provenance:
-    """An input file, or stdin, and what answers it.
+    """An input file, or stdin, and the model and options that answer it.
 
     Attributes:
         path: absolute, or "" for stdin.  size: in bytes.
@@ -59,7 +59,7 @@ def record_path(output: str) -> str:
 
 
 def read_record(output: str) -> Provenance | None:
-    """Read what an output was made from; None if it holds nothing yet, or there is no record."""
+    """Read what an output was made from; None if the output is empty or has no record."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
             with open(record_path(output), "rb") as file:

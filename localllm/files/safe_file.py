@@ -1,7 +1,7 @@
 """Atomic writing: a file appears under its name whole, or not at all.
 
-The bytes go to a file beside the target, which replaces it when everything is on the disk. On Linux that file has no
-name until then, so that even a process that is killed leaves nothing behind.
+The bytes go to a file next to the target, which replaces it when everything is on the disk. On Linux that file has no
+name until then, so that even a killed process leaves nothing behind.
 """
 
 import os
@@ -30,7 +30,7 @@ TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
     """Resolve the links of a path to write to.
 
-    inputs: files that must not be replaced, by whatever link or name `path` leads to one. Raises UsageError if it
+    inputs: files that must not be replaced, also by another link or name. Raises UsageError if it
     cannot be a new regular file.
     """
     path = os.fsdecode(path)
@@ -55,7 +55,7 @@ def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
 
 
 class SafeFile:
-    """A new file, open for writing in a `with` block, which replaces `path` if the block raises nothing.
+    """A new file, open for writing in a `with` block, which replaces `path` unless the block raises.
 
     Raises LocalllmError, with the reason, if the disk is full or refuses.
     """
@@ -148,7 +148,7 @@ def temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove temporary files of killed processes: those that nobody holds a lock on."""
+    """Remove temporary files of killed processes: those without a lock."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))

@@ -55,7 +55,7 @@ def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
 def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
     """Decode as decode_text, with U+FFFD for bytes that are not UTF-8; return a warning with it, "" without one.
 
-    Raises UsageError for a binary file, which has a zero byte besides, and for invalid UTF-16.
+    Raises UsageError for a binary file, recognized by a zero byte, and for invalid UTF-16.
     """
     try:
         return decode_text(data, name), ""

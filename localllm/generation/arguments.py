@@ -1,4 +1,4 @@
-"""Keyword arguments of methods that generate, as one typed dict, and the options made of them."""
+"""Keyword arguments of methods that generate, as one typed dict, and the options that they are converted to."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -48,7 +48,7 @@ class SamplingArguments(TypedDict, total=False):
 
 
 class AnswerArguments(SamplingArguments, total=False):
-    """Options of an answer beside sampling.
+    """Options of an answer other than sampling.
 
     on_overflow, keep: what is done when the context is full.  think: "on", "off", "auto", "low", "medium" or "high".
     think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to

@@ -12,7 +12,7 @@ Answer = TypeVar("Answer", bound="Generation | ToolRun")
 
 
 class AsyncGeneration(Generic[Answer]):
-    """An answer in the making: `async for` over it for pieces of text; attributes are those of the answer.
+    """An answer that is being generated: `async for` over it for pieces of text; attributes are those of the answer.
 
     Leaving the loop or cancelling the task ends the answer: it stops before the model's next step.
     """
@@ -24,7 +24,7 @@ class AsyncGeneration(Generic[Answer]):
 
     @property
     def generation(self) -> Answer | None:
-        """The answer, None before its first piece was asked for."""
+        """The answer, None before the first piece was requested."""
         return self._generation
 
     def __getattr__(self, name: str) -> Any:

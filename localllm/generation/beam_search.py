@@ -1,7 +1,7 @@
 """Several answers to one prompt: n that are sampled, or the likeliest that beam search finds.
 
-The prompt is read once, as for an only answer. Every answer in the making goes on in a fork of the sequence that holds
-it, and one step of the scheduler takes all of them one token further. A beam search is a policy that says how.
+The prompt is read once, as for an only answer. Every beam continues in a fork of its sequence, and one step of the
+scheduler extends all beams by one token. A beam search is a policy that says how.
 """
 
 import math
@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         text, tokens, thinking: as of a Generation, without what ended it.
-        logprob: the natural logarithm of its probability by the model's own logits, whatever it was chosen by; the
+        logprob: the natural logarithm of its probability by the model's own logits, before sampling options; the
             token that ended it counts.
         finish_reason: "stop" or "length".
         seed: with which a Generation gives the same answer; None if it was not drawn.
@@ -99,7 +99,7 @@ class BeamSearch:
         self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
-        """Return the likeliest that go on, each with the answer that it is a token longer than; nothing at the end."""
+        """Return the likeliest continuations, each with the answer that it extends; an empty list at the end."""
         going, ended = self._grow(answers, rows)
         self._add(ended)
         first = going[0][0] if going else None
@@ -118,11 +118,10 @@ class BeamSearch:
     def _grow(
         self, answers: list[Completion], rows: list[np.ndarray]
     ) -> tuple[list[tuple[Completion, Completion]], list[Completion]]:
-        """Return the at most `beams` likeliest that go on with a token more, likeliest first, and the finished ones.
+        """Return at most `beams` answers extended by a token, likeliest first, and the finished ones.
 
-        To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out what is
-        still being said. So many are looked at that, whatever end tokens there are, enough others are among them,
-        even if many say the same.
+        To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out unfinished
+        answers. Enough candidates are considered that some remain without end tokens and duplicates.
         """
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))
@@ -149,9 +148,9 @@ def best(answers: Sequence[Found], count: int) -> list[Found]:
 
 
 def continuations(answers: list[Completion], rows: list[np.ndarray], count: int) -> list[tuple[float, int, Completion]]:
-    """Return the `count` likeliest ways to go on, likeliest first: a token's log probability, it, and which answer's.
+    """Return the `count` likeliest continuations, best first: log probability, token, answer.
 
-    Of equals the lower token comes first, and then the better answer. Raises LocalllmError for logits that are not
+    Ties: the lower token first, then the better answer. Raises LocalllmError for logits that are not
     numbers.
     """
     found = list[tuple[float, int, int, float]]()

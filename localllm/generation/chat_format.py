@@ -1,7 +1,7 @@
-"""A chat template, what is read off it when needed, and conversations whose last message is an answer that has begun.
+"""A chat template, the properties probed from it when needed, and conversations that end with a partial answer.
 
-Where such an answer goes on in the template's text: the template writes all of the conversation with a mark behind the
-answer's content; what it writes from the mark on is left out, as in transformers (continue_final_message of
+The place where a partial answer continues in the rendered text: the template writes all of the conversation with a mark
+after the answer's content; what it writes from the mark on is left out, as in transformers (continue_final_message of
 https://huggingface.co/docs/transformers/chat_templating).
 """
 
@@ -58,10 +58,10 @@ class ChatFormat:
 def find_partial_answer(
     messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
 ) -> PartialAnswer | None:
-    """Return what a conversation's last message has said and thought, if the answer is to go on with it.
+    """Return the text and reasoning of a conversation's last message, if the answer continues it.
 
-    choice: of who asks; None for whenever that message is an answer without calls. A thought may stand in the content,
-    as the model marks it. Raises UsageError.
+    choice: of who asks; None for whenever that message is an answer without calls. Reasoning may be in the content,
+    between the model's marks. Raises UsageError.
     """
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):
@@ -82,7 +82,7 @@ def find_partial_answer(
 def render_up_to(
     render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
 ) -> tuple[str, bool] | None:
-    """Return a conversation's text up to the end of the answer that its last message has begun.
+    """Render a conversation up to the end of its partial answer.
 
     And whether it has all that was thought before that. None if the template does not write the answer. Where it strips
     contents, white space at the end is left out.

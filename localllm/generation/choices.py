@@ -1,7 +1,8 @@
-"""Exact log probabilities of given texts behind a prompt: which of a few answers is the likeliest.
+"""Exact log probabilities of given texts after a prompt: which of a few answers is the likeliest.
 
-A prompt is read once. The logits behind it have the first token of every text, so texts of one token cost nothing more;
-what is left of others is read in forks of the prompt's sequence, those of several prompts in one run of the model.
+A prompt is read once. The logits after the prompt score the first token of every text, so texts of one token cost
+nothing more; what is left of others is read in forks of the prompt's sequence, those of several prompts in one run of
+the model.
 """
 
 import math
@@ -37,7 +38,7 @@ class Choice(NamedTuple):
     """One of several texts.
 
     Attributes:
-        logprob: the natural logarithm of its probability behind the prompt.  probability: among the texts given.
+        logprob: the natural logarithm of its probability after the prompt.  probability: among the texts given.
     """
 
     text: str
@@ -46,7 +47,7 @@ class Choice(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A text's log probability behind a prompt: the sum of those of its tokens."""
+    """A text's log probability after a prompt: the sum of those of its tokens."""
 
     logprob: float
     tokens: list[TokenLogprob]
@@ -72,11 +73,11 @@ def require_texts(texts: Sequence[str]) -> list[str]:
 
 
 class TextTree:
-    """Some texts as tokens, and what has to be read behind a prompt to score them.
+    """A trie of texts as tokens, and the tokens to read after a prompt to score them.
 
     Attributes:
         texts: token ids of each.  end_ids: end tokens, one of which has to follow if there are any.
-        longest: tokens of the longest text.  paths: beginnings of texts to read, none the beginning of another one.
+        longest: tokens of the longest text.  paths: prefixes of texts to read, none a prefix of another one.
     """
 
     def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
@@ -85,7 +86,7 @@ class TextTree:
         self.paths = maximal(self._following)
 
     def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
-        """Return log probabilities of the tokens that may follow a path; row: logits behind it, float32 [vocab]."""
+        """Return log probabilities of the tokens that may follow a path; row: logits after it, float32 [vocab]."""
         following = self._following.get(path)
         return logprobs_of(row, following) if following else {}
 
@@ -100,14 +101,14 @@ class TextTree:
 
 
 class ScoredPrompt:
-    """A prompt that was read, and what is known of the tokens behind it.
+    """A prompt that was read, and the log probabilities known of the tokens after it.
 
     Attributes:
         tree: the texts to score.  sequence: holds the prompt.
     """
 
     def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
-        """row: logits behind the prompt, float32 [vocab]; sequence: may be None if the tree has no paths."""
+        """row: logits after the prompt, float32 [vocab]; sequence: may be None if the tree has no paths."""
         self.tree, self.sequence = tree, sequence
         self._known: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
         self._forks: list[Tokens] = []
@@ -118,7 +119,7 @@ class ScoredPrompt:
         return self._forks[-1]
 
     def learn(self, begin: Path, ids: Path, rows: np.ndarray) -> None:
-        """Note what follows each of the tokens behind a path; rows: float32 [len(ids), vocab]."""
+        """Record the log probabilities after each of a path's tokens; rows: float32 [len(ids), vocab]."""
         for place, row in enumerate(rows):
             path = (*begin, *ids[: place + 1])
             self._known[path] = self.tree.logprobs(path, row)
@@ -128,14 +129,14 @@ class ScoredPrompt:
         return [score_tokens(ids, self._known, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
-        """Give back the memory of the forks that were read."""
+        """Free the memory of the forks."""
         for fork in self._forks:
             fork.close()
         self._forks = []
 
 
 class Branch(NamedTuple):
-    """Tokens to read behind a path of a prompt, with which all of some paths go on."""
+    """Tokens to read after a prompt and a path, shared by several paths."""
 
     prompt: ScoredPrompt
     sequence: "Tokens"
@@ -145,7 +146,7 @@ class Branch(NamedTuple):
 
 
 def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
-    """Divide paths that have a beginning in common, sorted: by what they share, where that is worth a run."""
+    """Split sorted paths with a common prefix: by what they share, where that is worth a run."""
     groups: dict[int, list[Path]] = {}
     for path in paths:
         if len(path) > len(begin):
@@ -160,7 +161,7 @@ def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[
 
 
 def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
-    """Read the texts of several prompts, as many at once as keep activations in 16 bits."""
+    """Score the texts of several prompts, as many at once as can keep activations in 16 bits."""
     waiting = [one for each in prompts if each.sequence for one in branches(each, each.sequence, (), each.tree.paths)]
     while waiting:
         tokens = np.cumsum([len(branch.ids) for branch in waiting])
@@ -173,13 +174,13 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
 
 
 class ManyScores:
-    """Scores texts behind many prompts, which a scheduler reads in the same runs as those that `map` answers.
+    """Scores texts after many prompts, which a scheduler reads in the same runs as those that `map` answers.
 
     Iterate over it for one result after another, in the order of the prompts.
     """
 
     def __init__(self, engine: "Engine", prepare: Callable[[Any], tuple[Request, TextTree]], precise: bool):
-        """prepare: makes a request of a prompt, and the texts to score behind it; it raises LocalllmError."""
+        """prepare: makes a request from a prompt, and the texts to score after it; it raises LocalllmError."""
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()
@@ -198,7 +199,7 @@ class ManyScores:
             yield Request(replace(request.task, options=options), key=number, listener=self._take)
 
     def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
-        """Take the logits behind a prompt, and a fork of its sequence if there is more to read."""
+        """Accept the logits after a prompt, and fork its sequence if texts have to be read."""
         tree = self._trees.pop(answer.request.key)
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
@@ -215,7 +216,7 @@ class ManyScores:
         yield from (self._results[number] for number in sorted(self._results))
 
     def _finish(self) -> None:
-        """Read the texts behind the prompts that have been read."""
+        """Read the texts after the prompts that have been read."""
         read, self._read = self._read, {}
         with ExitStack() as stack:
             for each in read.values():
@@ -232,7 +233,7 @@ class ManyScores:
 def text_logprobs(
     cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TextTree
 ) -> list[list[TokenLogprob]]:
-    """Return the log probability of each token of each text behind a prompt.
+    """Return the log probability of each token of each text after a prompt.
 
     Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
@@ -247,7 +248,7 @@ def text_logprobs(
 
 
 def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
-    """Return, behind each beginning of a text, the tokens whose log probabilities are wanted."""
+    """Return, for each prefix of a text, the next tokens to score."""
     following = {tuple(ids[:place]): set(end_ids) for ids in texts for place in range(max(1, len(ids) + bool(end_ids)))}
     for ids in texts:
         for place, token in enumerate(ids):
@@ -256,7 +257,7 @@ def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) 
 
 
 def maximal(paths: Collection[Path]) -> list[Path]:
-    """Return the paths that are not the beginning of another one: reading these reads all."""
+    """Return the paths that are no prefix of another one: reading these reads all."""
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]
     return [path for path, other in zip(ordered, following, strict=False) if other[: len(path)] != path]

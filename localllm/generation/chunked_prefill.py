@@ -1,10 +1,10 @@
-"""Chunked prefill: the pieces in which a prompt is read, so that it meets the same arithmetic alone and among others.
+"""Chunked prefill: the chunks in which a prompt is read, so that it gets the same arithmetic alone and in a batch.
 
 A Generation reads a run of its prompt at a time (localllm.engine.run). Up to PRECISE_TOKENS tokens keep activations in
 16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its
-arithmetic. Read beside others, a prompt should come to the same logits: so pieces of it are never read with another
-arithmetic. And in 8 bits keys are quantized in blocks, so only pieces that begin with a page come to the very same
-bits, and only those with more than a few tokens meet the same kernels.
+arithmetic. Read in a batch, a prompt should get the same logits: so its chunks are never read with another arithmetic.
+And in 8 bits keys are quantized in blocks, so only pieces that begin with a page come to the very same bits, and only
+those with more than a few tokens meet the same kernels.
 """
 
 from bisect import bisect_right
@@ -38,7 +38,7 @@ class PrefillSegment(NamedTuple):
 
     Attributes:
         begin, end: places.  precise: activations in 16 bits.
-        is_image: rows of an image, which may see each other and are read in one piece.
+        is_image: rows of an image, which may see each other and are read in one chunk.
     """
 
     begin: int
@@ -65,7 +65,7 @@ class PrefillSegments:
 
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
-    """List the segments of a run of text in a prompt of so many tokens; both ends of a long prompt are precise."""
+    """List the segments of a stretch of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
     exact = runs.exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
     found = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]
@@ -88,7 +88,7 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
 
 
 def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
-    """Return where a run of a prompt ends that begins at a place, if it is read alone."""
+    """Return the end of a run that begins at a place, if the prompt is read alone."""
     return end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
 
 
@@ -109,7 +109,7 @@ def read_prompt(
 
 
 def most_between_steps(parameters: int) -> int:
-    """How many tokens to read between two steps of a model of so many parameters.
+    """Return how many prompt tokens to read between two decoding steps of a model of that size.
 
     It is no matter of measured time, because the same input should meet the same runs, and give the same answers.
     """
@@ -117,7 +117,7 @@ def most_between_steps(parameters: int) -> int:
 
 
 def piece(place: int, stretch: PrefillSegment, room: int) -> int:
-    """How many tokens of a stretch to read next in a run that has room for so many more; 0 if it is not worth it."""
+    """Return how many tokens of a segment to read in a run with `room` tokens left; 0 if it does not pay."""
     left = stretch.end - place
     if left <= room:
         return left

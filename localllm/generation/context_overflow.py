@@ -2,7 +2,7 @@
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
 - drop-turns: the oldest turns of a conversation go until the rest fits, which is read again (generation.session).
-- shift: the first tokens stay, of those behind them the older half goes, and the others move up (ShiftedSequence).
+- shift: the first tokens stay, the older half of the others is dropped, and the rest move up (ShiftedSequence).
   Nothing is read again, and of a prompt that exceeds the context only the first tokens and the end that fits are read.
 """
 
@@ -71,9 +71,9 @@ class ShiftedSequence:
         return self._sequence.context - len(self._sequence.tokens)
 
     def begin(self, prompt: Ids[int]) -> None:
-        """Prepare for a prompt that goes on from what was read: of a long one, what would be dropped is not read.
+        """Prepare for a prompt that continues the sequence; tokens of a long one that would be dropped are not read.
 
-        At least an eighth of the places behind the first tokens stays free for the answer; whole pages are dropped.
+        At least an eighth of the places after the first tokens stays free for the answer; whole pages are dropped.
         """
         self.dropped = self.skipped = 0
         self._unneeded = range(0)
@@ -117,7 +117,7 @@ class ShiftedSequence:
         return ids[most:]
 
     def _forget(self, wanted: int) -> None:
-        """Make room; wanted: tokens for which it takes. Raises ContextError if there cannot be so much."""
+        """Make room; wanted: tokens for which it takes. Raises ContextError if that is impossible."""
         held, keep = self._sequence.tokens, self.keep
         if wanted > self._sequence.context - keep:
             raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
@@ -130,7 +130,7 @@ class ShiftedSequence:
         self.dropped += count
 
     def truncate(self, length: int) -> int:
-        """Go back to the first `length` of all tokens, or to those that stay if it has not kept what comes before."""
+        """Go back to the first `length` of all tokens, or to the tokens that stay if later ones were dropped."""
         if length < self.keep + self._gone:
             length = min(length, self.keep)
             self._gone = 0
@@ -154,12 +154,12 @@ class ShiftedSequence:
         self._sequence.release()
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
         self._sequence.close()
 
 
 def count_droppable(held: Ids[int], keep: int) -> int:
-    """How many tokens behind the first ones to forget: half of them in whole pages, and whole images; or all."""
+    """Return how many tokens after the first ones to drop: half of them in whole pages, and whole images; or all."""
     rest = len(held) - keep
     for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
         if not is_within(held, keep + count):

@@ -1,4 +1,4 @@
-"""The turns of a conversation: what was said so far, and how it goes on, whoever answers."""
+"""The turns of a conversation, answered by a model here or by a server."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -58,12 +58,12 @@ class Conversation:
         return False
 
     def count(self, text: str) -> int:
-        """How many tokens a text has; 0 if nobody knows."""
+        """Return how many tokens a text has; 0 if unknown."""
         return 0
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, with the system message and the latest answer as far as it was said.
+        """Return the conversation so far, with the system message and the latest answer, perhaps partial.
 
         It can be set: then the conversation is another one.
         """
@@ -117,7 +117,7 @@ class Conversation:
     def _history_with_answer(self) -> list[Message]:
         """Return the history with the latest answer, or without an unanswered question.
 
-        A continued answer is included at once, even if it has only thoughts.
+        A continued answer is included from the start, even if it has only reasoning.
         """
         answer = self._answer
         if answer is None:
@@ -141,5 +141,5 @@ def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
 
 
 def has_calls(message: Message) -> bool:
-    """Return whether a message belongs to tools: it has calls, or the result of one."""
+    """Return whether a message is a tool call or a result: it has calls, or the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))

@@ -1,4 +1,4 @@
-"""Answers of models that fill masked places (diffusion): all places at once, those first of which the model is surest.
+"""Answers of masked diffusion models: all positions are denoised together, the most certain ones first.
 
 As llama.cpp's diffusion example. A step reads the whole text; how many places it fills follows from the schedule: by
 time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv 2502.09992).
@@ -19,11 +19,11 @@ Read = Callable[[Sequence[int]], np.ndarray]  # logits for the place of each tok
 
 @frozen
 class DiffusionOptions:
-    """How places are filled.
+    """Options of denoising.
 
     Attributes:
-        length: places behind the prompt.  steps: in which they are filled.
-        epsilon: what is left of the time in the end, where the schedule is by time; 0 for blocks.
+        length: masked positions after the prompt.  steps: in which they are filled.
+        epsilon: the remaining time at the end of a schedule by time; 0 for blocks.
         block_length: places of a block, 0 for a schedule by time.
         algorithm: ORIGIN to CONFIDENCE.  algorithm_temperature: of the choice of places, 0: the surest ones.
         guidance: how far to go away from what the model would say without the prompt, 0 for not at all.
@@ -122,7 +122,7 @@ def fill(
     options: DiffusionOptions,
     random: np.random.Generator,
 ) -> None:
-    """Draw tokens for some of the places, in `tokens`."""
+    """Draw tokens for some of the masked positions, in `tokens`."""
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
         rows = rows - options.temperature * np.log(-np.log(noise))

@@ -22,10 +22,10 @@ __all__ = ["Generation", "GenerationOptions", "Task"]
 
 
 def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
-    """Text as tokens are chosen, until one ends the answer or there is no room for more.
+    """Yield text as tokens are chosen, until one ends the answer or the context is full.
 
-    It does not know the Generation: an answer that nobody wants any more gives its sequence back at once, not when
-    Python looks for cycles. The garbage collector may close this generator anywhere: what it does then takes no lock.
+    It does not know the Generation: an abandoned answer releases its sequence immediately, not when Python collects
+    cycles. The garbage collector may close this generator anywhere: what it does then takes no lock.
     """
     request, answer.started = answer.request, perf_counter()
     try:
@@ -43,13 +43,13 @@ def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> 
 
 
 class Generation(TextIterator):
-    """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
+    """An answer that is being generated: an iterator of pieces of text, with attributes about the answer.
 
     Attributes:
-        parts: to iterate over instead, for pieces of thoughts too: (kind, text), see generation.thinking.
-        prompt: the prompt's token ids.  seen: what those of images stand for.
+        parts: an iterator that also has the reasoning: (kind, text), see generation.thinking.
+        prompt: the prompt's token ids.  seen: the images of image tokens.
         tokens: ids chosen so far, without the token that ended the answer.
-        text: what the pieces so far are together.  thinking: what was thought before, "" if nothing.
+        text: the text so far.  thinking: the reasoning before it, "" if there is none.
         calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
@@ -122,7 +122,7 @@ class Generation(TextIterator):
         return {"role": "assistant", "content": self.text, **more}
 
     def stop(self) -> None:
-        """End the answer before the model's next step. Any thread may call it; whoever iterates sees the end."""
+        """End the answer before the model's next step. Any thread may call it; the iterator then ends."""
         self._answer.is_stopped = True
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Infill:
     """A text with a gap.
 
     Attributes:
-        prefix, suffix: what stands before and behind the gap.
+        prefix, suffix: the text before and after the gap.
         files: names and texts of others of the repository; None without any repository's tokens.
         typed: the end of the prefix, encoded by itself, because editors send it by itself.
         is_cut: whether what is far from the gap is left out where it is long, as llama-server does.

@@ -1,6 +1,6 @@
 """Functions of a program that see the logits of each token before it is drawn, and change them or end the answer.
 
-They are called once for each token, in order, also where several are guessed ahead: a guess counts only if it is what
+They are called once for each token, in order, also in speculative decoding: a guess counts only if it is what
 is drawn then.
 """
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def ends_answer(options: "GenerationOptions", ids: list[int], row: np.ndarray) -> bool:
-    """Return whether the stopping criterion, if there is one, ends an answer behind these tokens.
+    """Return whether the stopping criterion, if there is one, ends an answer after these tokens.
 
-    ids: of the prompt and the answer.  row: logits behind them, float32 [vocab].
+    ids: of the prompt and the answer.  row: logits after them, float32 [vocab].
     """
     criterion = options.stopping_criteria
     return criterion is not None and bool(criterion([*ids], row.copy()))

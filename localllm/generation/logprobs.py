@@ -1,4 +1,4 @@
-"""Log probabilities of tokens by the model's own logits, whatever the sampler does with them."""
+"""Log probabilities of tokens by the model's own logits, before sampling options."""
 
 from typing import NamedTuple
 

@@ -36,11 +36,11 @@ class GenerationMixin:
     session: Session
 
     def drafter(self, speculate: Any) -> "str | Drafter":
-        """Return what proposes drafts."""
+        """Return the proposer of drafts."""
         raise NotImplementedError
 
     def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
-        """Return what answers many requests."""
+        """Return a scheduler for many requests."""
         raise NotImplementedError
 
     def generate(
@@ -51,7 +51,7 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[AnswerArguments],
     ) -> Generation:
-        """Continue a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
+        """Continue a text as it is: an iterator of pieces of text, with attributes about the answer (see Generation).
 
         stop: strings that end the text.  speculate: where drafts come from: "auto", "mtp", "ngram", "off",
         "draft:PATH" or an open Model.  options: how tokens are chosen, as temperature=0 or seed=1; on_overflow and
@@ -71,7 +71,7 @@ class GenerationMixin:
         files: Sequence[tuple[str, str]] = (),
         **options: Unpack[AnswerArguments],
     ) -> Generation:
-        """Write what stands between two parts of a text, of which a model for code knows how (fill in the middle).
+        """Generate the text between two parts, with a code model trained for it (fill in the middle).
 
         files: (name, text) of others of the repository, the most important last.  Others and errors as of `generate`;
         UsageError, too, if the model was not trained for it.
@@ -142,7 +142,7 @@ class GenerationMixin:
     ) -> "ToolRun":
         """Answer a conversation, and call the functions that the model calls, until it answers without a call.
 
-        permission: asked before each call. Exceptions of functions are told to the model; asynchronous ones run in an
+        permission: asked before each call. The model is told about exceptions of functions; asynchronous ones run in an
         event loop of their own. A tool that tool_choice demands is demanded once. Iterating raises LocalllmError after
         max_turns turns with calls.
         """
@@ -178,7 +178,7 @@ class GenerationMixin:
         max_tokens: int | None,
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":
-        """Return what answers a conversation behind calls of tools, given the messages since."""
+        """Return a function that answers the conversation after tool calls, given the messages since."""
         given: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**given, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
@@ -238,7 +238,7 @@ class GenerationMixin:
 
         An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
         activations in 16 bits; without it is faster, and a token that is as likely as another may be another; errors:
-        "raise" the first, as `generate`, or "return" each in the place of its answer, so that the others go on.
+        "raise" the first, as `generate`, or "return" each in the place of its answer, so that the others continue.
         """
         chosen = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
@@ -282,7 +282,7 @@ class GenerationMixin:
         """Return which of some texts answers a prompt best: exact probabilities, the likeliest first.
 
         Messages are answered without reasoning; a text (or token ids) is continued by each. A text's probability is the
-        product of its tokens'; that the answer ends behind it counts where messages are answered and one of the texts
+        product of its tokens'; that the answer ends after it counts where messages are answered and one of the texts
         begins another. Raises ContextError, UsageError.
         """
         from localllm.generation.choices import choices_of, require_texts, text_logprobs
@@ -297,7 +297,9 @@ class GenerationMixin:
         precise: bool = True,
         **options: Unpack[AnswerArguments],
     ) -> "Iterator[list[Choice] | LocalllmError]":
-        """Choose as `choose` for many prompts, read together, in their order; an error stands for its prompt's choices.
+        """Choose as `choose` for many prompts, read together, in their order.
+
+        An error takes the place of its prompt's choices.
 
         precise: as of `map`.
         """
@@ -311,7 +313,7 @@ class GenerationMixin:
     def _to_choose(
         self, texts: Sequence[str], options: AnswerArguments
     ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
-        """Return what makes of a prompt what is to be read to choose among texts."""
+        """Return a function from a prompt to the request and the texts to score."""
         given: AnswerArguments = {"think": "off", **options}
         chosen = gather_options(None, (), given)
         with_end = any(one.startswith(other) for one in texts for other in texts if one is not other)
@@ -323,9 +325,9 @@ class GenerationMixin:
         return lambda prompt: (self.session.request(prompt, chosen), tree(is_conversation(prompt)))
 
     def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
-        """Return the log probability of a text behind a prompt, and of each of its tokens.
+        """Return the log probability of a text after a prompt, and of each of its tokens.
 
-        That an answer to messages ends behind the text counts as one more token.
+        That an answer to messages ends after the text counts as one more token.
         """
         from localllm.generation.choices import Score, text_logprobs
 

@@ -1,10 +1,11 @@
-"""The prefix cache: what has been read of prompts, for others that begin alike.
+"""The prefix cache: the cached sequences of prompts, for prompts with the same prefix.
 
-A model reads every prompt from its beginning. What a sequence in memory or a file holds of it already, the longest
-common beginning of the tokens, is not computed again, so a new turn of a conversation costs its own tokens only. How
-far it can go on is decided in generation.prefix_match: so that the answer is the same to the bit.
+Without a cache, every prompt is prefilled from its beginning. The longest common prefix with a sequence in memory or in
+a file is not computed again, so a new turn of a conversation costs its own tokens only. How far it can continue is
+decided in generation.prefix_match: so that the answer is the same to the bit.
 
-Answers that are made alone share one cache, a model's; each batch has its own, in which prompts are read in pieces.
+Answers that are made alone share one cache, a model's; each batch has its own, in which prompts are prefilled in
+chunks.
 """
 
 import sys
@@ -41,7 +42,7 @@ class PrefixQuery(NamedTuple):
 
     Attributes:
         keep: how many of the first stay when the context is full; None: there cannot be more than the context.
-        earlier: how many of them a conversation of an earlier process held in the end, if they go on with one.
+        earlier: how many of them a restored conversation had at its end, if they continue one.
         segments: of the prompt that they begin with, if it is read in pieces; None: it is read in whole runs.
         most: the most tokens that a file may hold of them.
     """
@@ -54,14 +55,14 @@ class PrefixQuery(NamedTuple):
 
 
 class CachedSequence(NamedTuple):
-    """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
+    """A sequence that holds a prefix of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
 
     sequence: "Sequence | ShiftedSequence"
     logits: np.ndarray | None = None
 
 
 class PromptEnd(NamedTuple):
-    """A sequence that has read a prompt and nothing else, and what came out of it, float32 [1, vocab]."""
+    """A sequence that has read exactly a prompt, and its logits, float32 [1, vocab]."""
 
     sequence: "Sequence"
     logits: np.ndarray
@@ -76,9 +77,9 @@ class PrefixCache:
         engine: theirs.  context: the most tokens of one.
         store: the files of the prefix cache, or None.  written: what was written before, for drafts, or None.
         steps: by which answers that are made at the same time share runs of the model.
-        is_shared: whether prompts are read in pieces, beside others; then nothing is added to files, since what is read
-            beside others may be rounded differently.  is_live: whether requests come while others are answered.
-        idle: sequences that nobody uses, the latest last.
+        is_shared: whether prompts are prefilled in chunks, in a batch; then no files are written, since batched prefill
+        may round differently.  is_live: whether requests arrive while others are answered.
+        idle: unused sequences, the latest last.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class PrefixCache:
     # ---- finding ----
 
     def acquire(self, answer: "Completion") -> None:
-        """Give an answer a sequence that holds as much of its tokens as any, and the logits of its prompt if known."""
+        """Give an answer the sequence with the longest cached prefix, and its prompt's logits if known."""
         query = self._query(answer)
         begun = self.begin(query)
         sequence = begun.sequence
@@ -120,7 +121,7 @@ class PrefixCache:
             return self._longest_match(self._query(answer)._replace(most=0))
 
     def begin(self, query: PrefixQuery) -> CachedSequence:
-        """Return a sequence that goes on from what is worth most: in memory, or in files if these have still more."""
+        """Return a sequence that continues the best match, in memory, or in files if theirs is longer."""
         with self.lock:
             self._collect()
             self._leave_end(query.ids)
@@ -134,7 +135,7 @@ class PrefixCache:
             return begun
 
     def _query(self, answer: "Completion") -> PrefixQuery:
-        """Return what an answer is to read; one that was preempted goes on only from what is in memory."""
+        """Return an answer's query; a preempted one only matches sequences in memory."""
         in_pieces = self.is_shared or answer.has_begun
         most = 0 if answer.has_begun else sys.maxsize
         keep = None if in_pieces else answer.kept
@@ -215,7 +216,7 @@ class PrefixCache:
     # ---- keeping ----
 
     def was_read(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
-        """Remember what came out of a prompt, float32 [1, vocab], that was read in whole runs from place `begin` on."""
+        """Remember the logits, float32 [1, vocab], of a prompt that was read in whole runs from position `begin` on."""
         tokens, runs = sequence.tokens, self.engine.runs
         if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
             return
@@ -248,14 +249,14 @@ class PrefixCache:
         answer.sequence = None  # last of all: Ctrl-C may come at any place, and then it is given back again
 
     def discard(self, answer: "Completion") -> None:
-        """Close the sequence of an answer that comes to nothing."""
+        """Close the sequence of an answer that failed."""
         if self.is_shared:
             answer.close()
         else:
             self.give_back(answer)
 
     def abandon(self, answers: "Iterable[Completion]") -> None:
-        """Take back what answers have read that nobody waits for; a batch ends with them. Takes no lock."""
+        """Take back the sequences of cancelled answers; a batch ends with them. Takes no lock."""
         for answer in answers:
             if self.is_shared:
                 answer.release()
@@ -265,7 +266,7 @@ class PrefixCache:
             self.idle.popleft().release()
 
     def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Queue a sequence that nobody goes on with.
+        """Return a sequence that no answer uses any more.
 
         Takes no lock: the garbage collector may do this anywhere, even while this thread holds one.
         """
@@ -334,7 +335,7 @@ class PrefixCache:
             self._retain(sequence)
 
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Keep a sequence instead of those that it goes on from, and of the oldest."""
+        """Keep a sequence, and drop its own prefixes and the oldest one."""
         for one in [*self.idle]:
             if one.tokens == sequence.tokens[: len(one.tokens)]:
                 self.idle.remove(one)
@@ -344,7 +345,7 @@ class PrefixCache:
             pass
 
     def _leave_end(self, ids: Ids[int]) -> None:
-        """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
+        """Drop the copy of the latest prompt's end to free its memory, unless this prompt continues it."""
         if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
             self._write_end()
             self._end.sequence.close()

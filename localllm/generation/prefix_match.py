@@ -1,10 +1,10 @@
 """Find the sequence whose cached prefix saves the most of a prompt.
 
-A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
+A conversation can continue at the end of any of its turns, other prompts only at the end of a whole run
 (localllm.engine.run) or an image: so they are read in the same runs as by a model that has read nothing before, and
 the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
-ones go on anywhere. Beside others a prompt is read in pieces that come to the same bits: what has read one goes on for
-another as far as the arithmetic is the same (localllm.generation.chunked_prefill).
+ones continue anywhere. Beside others a prompt is read in pieces that come to the same bits: what has read one continues
+for another as far as the arithmetic is the same (localllm.generation.chunked_prefill).
 """
 
 from collections.abc import Iterable
@@ -24,13 +24,13 @@ class TurnBoundary(NamedTuple):
 
 
 class ReuseCandidate(NamedTuple):
-    """A sequence or file that holds a prefix.
+    """A sequence or file whose prefix a prompt may reuse.
 
     Attributes:
-        source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.
-        aligned: how many of the tokens were read in whole runs and images; None for one that goes on anywhere.
-        has_logits: whether what comes after all of the tokens is known: the same prompt needs not be read at all.
-        segments: of the prompt that the tokens begin with, if they were read beside others.
+        source: the sequence or file.  tokens: the cached tokens.  turns: the ends of the conversation's turns.
+        aligned: how many of the tokens were read in whole runs and images; None if it can continue anywhere.
+        has_logits: whether the logits after all tokens are known: the same prompt needs no prefill at all.
+        segments: of the prompt that the tokens begin with, if it was prefilled in a batch.
     """
 
     source: Any
@@ -59,9 +59,9 @@ NOTHING = PrefixMatch(None, 0)
 def longest_match(
     candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
-    """Return the candidate of which a prompt uses most, the first of equal ones; without a source if nothing is of use.
+    """Return the candidate with the longest usable prefix, the first of equal ones; without a source if none is usable.
 
-    segments: of the prompt, if it is read beside others.
+    segments: of the prompt, if it is prefilled in a batch.
     """
     found = (match(candidate, ids, runs, segments) for candidate in candidates)
     best = max(found, key=lambda one: one.length, default=NOTHING)
@@ -69,7 +69,7 @@ def longest_match(
 
 
 def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
-    """Return how much of one a prompt uses, which may be nothing."""
+    """Return how much of a candidate's prefix a prompt can use, perhaps nothing."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
     same = common(tokens, ids)
     if read_in and segments:

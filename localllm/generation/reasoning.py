@@ -1,6 +1,6 @@
-"""Thoughts in front of an answer: the marks around them, what templates want to know about them, and how to part them.
+"""Reasoning before an answer: the marks around it, template variables for it, and a parser.
 
-What yields text yields parts of it. Of a Generation in the making:
+Iterators of text also yield it in parts. For a Generation:
 
     for kind, text in generation.parts:   # TextPart("thought", "Hm, ...") or TextPart("answer", "Yes.")
         ...
@@ -31,7 +31,7 @@ _TAIL = 32  # the last tokens of a prompt, among which a template opens a though
 
 
 class TextPart(NamedTuple):
-    """A piece of text and what it is part of: THOUGHT or ANSWER."""
+    """A piece of text and its kind: THOUGHT or ANSWER."""
 
     kind: str
     text: str
@@ -45,12 +45,12 @@ class MarkBegun(NamedTuple):
 
 
 class ThinkingFormat(Protocol):
-    """How a model marks its thoughts.
+    """The marks of a model's reasoning.
 
     Attributes:
         marks: texts that may be control tokens, which have no text otherwise.
         opens: what a thought begins with.  closing: what ends it and begins the answer.
-        repeats: whether there are marks behind each part, and not only behind the first.
+        repeats: whether there are marks after each part, and not only after the first.
     """
 
     @property
@@ -154,7 +154,7 @@ class Channels:
         return replace(self, heads=heads, others=others, closes=SIGN + self.closes)
 
     def _is_head(self, text: str) -> bool:
-        """Whether it may go on to be one: all marks begin alike."""
+        """Return whether a text may become a mark: all marks have the same beginning."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
@@ -216,7 +216,7 @@ class Thinking:
     Attributes:
         format: how they are marked, or None.
         is_open: whether the template has opened one in the prompt, so that the answer begins inside.
-        has_words: whether some of that was thought before, behind which white space counts.
+        has_words: whether the reasoning has text already, after which white space counts.
         shown: the texts of tokens that are marks, by their ids.  plain: and those that they have elsewhere.
         starts: tokens with which a thought begins, or a head; then come the tokens of `continuing`.
         closing: tokens that end a thought.
@@ -257,7 +257,7 @@ class Thinking:
         )
 
     def inside(self) -> Self:
-        """Return the same in the middle of a thought."""
+        """Return a copy that starts inside the reasoning."""
         return replace(self, is_open=True, has_words=True)
 
 
@@ -281,10 +281,11 @@ class TextIterator:
 
 
 class ReasoningParser:
-    """Parts an answer's text as it comes.
+    """Splits an answer's text into reasoning and answer while it is generated.
 
     Attributes:
-        kind: of what comes next, THOUGHT or ANSWER; None as long as that is not known, or a head is being written.
+        kind: the kind of the next text, THOUGHT or ANSWER; None as long as that is not known, or a head is being
+        written.
     """
 
     def __init__(self, thinking: Thinking):
@@ -300,7 +301,7 @@ class ReasoningParser:
 
     @property
     def is_between(self) -> bool:
-        """Whether neither a part has begun nor a head."""
+        """Return whether neither a part nor its header has begun."""
         return self.kind is None and not self._held
 
     def copy(self) -> "ReasoningParser":
@@ -327,7 +328,7 @@ class ReasoningParser:
         return parts
 
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
-        """Take what is certain; whether that was up to a mark, behind which there may be more."""
+        """Take the text that is certain; return whether that was up to a mark, after which there may be more."""
         if self.kind is None:
             if (begun := format.detect_open(self._held)) is None:
                 return False
@@ -358,7 +359,7 @@ class ReasoningParser:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
+    """Return how many characters at the end of a text may be the beginning of a mark."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 

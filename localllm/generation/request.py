@@ -1,4 +1,4 @@
-"""A prompt that is to be answered, and the answers to it in the making: alone, or among others."""
+"""A request, a prompt to be answered, and its answers in progress."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class Task:
     Attributes:
         decoder: of the answer.  thinking: how the model's thoughts are marked.
         earlier: tokens that the conversation held in an earlier process, with which it ended there.
-        calls: of tools, that the answer may make.  seen: what the ids of images among the prompt stand for.
+        calls: of tools, that the answer may make.  seen: the images of the prompt's image tokens.
         begun: what the prompt has of the answer already.
     """
 
@@ -68,7 +68,7 @@ class Task:
             raise ContextError(message, length - context + 1)
 
     def resolve_keep(self, context: int) -> int | None:
-        """Return how many first tokens stay when the context is full; None where nothing is forgotten.
+        """Return how many first tokens stay when the context is full; None without context shift.
 
         Raises ContextError for a context that is too small for it, and as `require_room`.
         """
@@ -106,7 +106,7 @@ class Task:
 
 
 class Search(Protocol):
-    """A policy by which the answers to a request go on together, instead of each by its sampler.
+    """A search, such as beam search, that extends a request's answers together instead of sampling each.
 
     Attributes:
         results: what has been found so far, best first.
@@ -115,20 +115,20 @@ class Search(Protocol):
     results: "list[Completion]"
 
     def expand(self, answers: "list[Completion]", rows: list[np.ndarray]) -> "list[tuple[Completion, Completion]]":
-        """Return what goes on, each with the answer that it is a token longer than; nothing: the search is over.
+        """Return the continuations, each with the answer that it extends; an empty list ends the search.
 
-        rows: logits behind each of the answers, float32 [vocab].
+        rows: logits after each of the answers, float32 [vocab].
         """
         ...
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt that is to be answered n times.
+    """A prompt to be answered n times.
 
     Attributes:
-        key: what the caller knows it by.
-        answers: in the making, then made; with n > 1 best first when all are.
+        key: the caller's name for it.
+        answers: in progress, then finished; with n > 1 best first when all are.
         begun: whether the prompt has been read.  error: why there are no answers.
         listener: hears of every token.  cached: how many tokens of the prompt did not have to be read.
         is_scored: whether the answers' log probabilities are wanted; several have them anyway, to be compared.
@@ -190,24 +190,24 @@ class Output(NamedTuple):
 
 
 class Completion:
-    """An answer in the making, and what happened.
+    """An answer that is being generated, with its statistics.
 
     Attributes:
-        ids: the prompt and what was said, without what ended it.
-        text, thinking: what was said, and thought before.  finish_reason: "stop" or "length", "" before.
-        seed: with which it is drawn again.  end_ids: tokens that end it.
-        logprob: the natural logarithm of its probability, what ended it included; 0 if nobody wants to know.
-        logprobs: of each of its tokens, if they are wanted.
-        sequence: what has been read of `ids`; None while it waits.  (A ShiftedSequence looks like one.)
-        number: its place among the request's answers, as they are made.
-        guesses: where drafts come from, while few are answered.
-        known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
-        segments: in which its prompt is read.
-        kept, dropped: how many first tokens stay when the context is full, and how many others were forgotten.
-        skipped: how many of these were never read.
-        has_ended: whether its last token ended it.  is_stopped: whether it is to end before the next step.
+        ids: the tokens of the prompt and the answer, without the token that ended it.
+        text, thinking: the answer, and the reasoning before it.  finish_reason: "stop" or "length", "" until then.
+        seed: reproduces the answer.  end_ids: tokens that end it.
+        logprob: the natural logarithm of its probability, including the token that ended it; 0 unless requested.
+        logprobs: of each of its tokens, if requested.
+        sequence: has read a prefix of `ids`; None while the answer waits. May be a ShiftedSequence.
+        number: its index among the request's answers.
+        guesses: the source of drafts, in small batches.
+        known: logits after the prompt, float32 [1, vocab], if the prefix cache has them; until the answer begins.
+        segments: of the prompt, see chunked_prefill.
+        kept, dropped: how many first tokens stay when the context is full, and how many others were dropped.
+        skipped: how many of the dropped ones were never read.
+        has_ended: whether its last token ended it. is_stopped: whether it must end before the next step.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
+        steps: of the model, after the prompt.  drafted, accepted: draft tokens, and those that were accepted.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Completion:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no token comes any more."""
+        """Return whether the answer is finished."""
         return self.has_ended or self.left == 0
 
     @property
@@ -355,9 +355,9 @@ class Completion:
         return twin
 
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
-        """Go on with the tokens that are drawn, as far as a draft is right and one beyond; forget what was wrong.
+        """Accept the drafted tokens that match the sampled ones, and one more; drop the rest of the sequence.
 
-        rows: logits float32 [1 + len(draft), vocab], behind the newest token and each of the draft.
+        rows: logits float32 [1 + len(draft), vocab], after the newest token and each of the draft.
         """
         before = len(self.ids)
         self.drafted += len(draft)
@@ -380,12 +380,12 @@ class Completion:
             self.guesses.learn(drawn)
 
     def report_progress(self) -> None:
-        """Tell who wants to know how much of the prompt has been read, before a run."""
+        """Report to the progress callback how much of the prompt has been read, before a run."""
         if not self.request.begun and self.options.on_progress:
             self.options.on_progress(self.held - self.cached_tokens, len(self.prompt) - self.cached_tokens)
 
     def close(self) -> None:
-        """Free what has been read; it is read again if it goes on."""
+        """Free the sequence; it is read again if the answer continues."""
         if self.sequence:
             self.sequence.close()
         self.sequence = self.guesses = None

@@ -1,6 +1,6 @@
 """Continuous batching: requests are answered at once, and answers join and leave between any two steps.
 
-A step reads a piece of what is to be read, so that those who write wait for a piece and not for a prompt; then it takes
+A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt; then it takes
 every answer one token further, or several if a draft is right. As in Orca (Yu et al. 2022), with memory by pages (vLLM,
 Kwon et al. 2023). Everything that is answered is answered here: a Generation is a Scheduler of one request.
 """
@@ -34,10 +34,10 @@ PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows,
 
 
 class Scheduler:
-    """Answers requests, of which it takes the next when there is room for it. Close it, and its sequences are closed.
+    """Answers requests; takes the next when there is room for it. Close it, and its sequences are closed.
 
     Attributes:
-        running: the answers in the making that have a sequence, the oldest first.
+        running: the answers in progress that have a sequence, the oldest first.
         waiting: those that have none: preempted ones, and then the next request.
         written: tokens of answers so far.  preempted: how often memory had to be taken back.
     """
@@ -53,11 +53,11 @@ class Scheduler:
         precise: bool = True,
         cache: PrefixCache | None = None,
     ):
-        """parallel: the most answers at once, or those to one prompt if they are more.
+        """parallel: the maximum of concurrent answers, or the answers to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        cache: where sequences come from and go to; None: one that ends with this object.
+        cache: the prefix cache that sequences are taken from and returned to; None: one that ends with this object.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
@@ -86,7 +86,9 @@ class Scheduler:
         return bool(self.running) or self._next() is not None
 
     def step(self) -> Iterator[Output]:
-        """Read a piece, then decode a token of every answer that has nothing to read; in one run if all is in 8 bits.
+        """Prefill a chunk, then decode a token of every answer that has no prompt left to read.
+
+        In one run if all is in 8 bits.
 
         The model runs, and tokens are drawn, when they are asked for.
         """
@@ -112,7 +114,7 @@ class Scheduler:
         yield from self._run(self._submitted or [*reading, *self._writing(with_drafts=not reading)], precise=True)
 
     def stop(self) -> None:
-        """Begin nothing new; what has begun goes on to its end. A signal handler may call this."""
+        """Start no new requests; the running ones are finished. A signal handler may call this."""
         self._stopping = True
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class Scheduler:
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
-        """Cancel an answer that nobody waits for. Not during a step."""
+        """Cancel an answer. Not during a step."""
         for answering in request.answers:
             if answering in self.running and (answering.held > PAGE or not self._cache.is_shared):
                 self._cache.give_back(answering)
@@ -137,7 +139,7 @@ class Scheduler:
     # Who may begin.
 
     def _next(self) -> Completion | None:
-        """Return who waits longest."""
+        """Return the answer that has waited longest."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
             if request is None:
@@ -167,7 +169,10 @@ class Scheduler:
             yield answering
 
     def _may_join(self, answering: Completion) -> bool:
-        """Whether there is room for it, also to grow; and nobody is about to read what it begins with."""
+        """Return whether an answer may start.
+
+        There is room for it to grow, and no running answer is prefilling its prefix.
+        """
         if not self.running:
             return True
         if sum(one.width for one in self.running) + answering.width > self._parallel:
@@ -195,7 +200,9 @@ class Scheduler:
     # Prefill.
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
-        """Return what to read next, so many tokens, all with the same arithmetic; and whether that is the precise one.
+        """Return the prompt tokens to read next, at most `room`, all with the same arithmetic.
+
+        And whether that is the precise one.
 
         Who is alone reads whole runs, whose arithmetic is the engine's choice.
         """
@@ -223,7 +230,7 @@ class Scheduler:
         return work, exact
 
     def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
-        """Return the newest token of every answer whose others have been read; behind it a draft, while all are few."""
+        """Return the newest token of every decoding answer, followed by a draft in small batches."""
         writing = [one for one in self.running if one.has_begun and not one.unread and not one.is_stopped]
         if not with_drafts or len(writing) < len(self.running):
             return [AnswerSpan(one, one.ids[-1:]) for one in writing]
@@ -233,14 +240,14 @@ class Scheduler:
     # Decoding.
 
     def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
-        """Read all that in one run of the model; who has then read all of its ids goes on with a token, or several."""
+        """Read spans in one run, and yield the next tokens of answers that have read all of theirs."""
         read = self._read(work, precise)
         self._submitted = []
         if read:
             yield from self._emit(self._outputs(read))
 
     def _read(self, work: list[AnswerSpan], precise: bool) -> "list[tuple[AnswerSpan, np.ndarray]]":
-        """Return who has then read all of its ids, with the logits asked for, float32 [wanted, vocab].
+        """Return the answers that have read all their ids, with the requested logits, float32 [wanted, vocab].
 
         Without memory for all, drafts are not read, and then the youngest make room.
         """
@@ -261,7 +268,7 @@ class Scheduler:
         return []
 
     def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
-        """Hand in what is to be read. Raises MemoryLimitError if there are not enough places."""
+        """Submit spans to read. Raises MemoryLimitError if there are not enough places."""
         if self._places < sys.maxsize:
             pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
             if pages and PAGE * pages > self._free_places():
@@ -281,7 +288,7 @@ class Scheduler:
         yield from outputs
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
-        """Draw what comes behind all that answers have read."""
+        """Sample the next token of each answer that has read all its ids."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (answering, _, draft, _), rows in read:
             if answering.request.search and answering.has_begun:
@@ -310,7 +317,7 @@ class Scheduler:
             yield from self._accept(answering, [], row)
 
     def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
-        """Search behind a prompt in forks of the sequence that holds it, which is given back."""
+        """Start a search in forks of the prompt's sequence, which is returned."""
         root = copy(first)
         root.number, root.sequence = 1, None
         self.running.append(root)
@@ -320,7 +327,7 @@ class Scheduler:
         self._expand(first.request, [(root, row[-1])])
 
     def _expand(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
-        """Let a search go on: of several that go on from one answer, the last has its sequence and the others forks."""
+        """Extend a search: of several continuations of one answer, the last takes its sequence, the others forks."""
         assert request.search
         parents = [answering for answering, _ in group]
         children = request.search.expand(parents, [row[: self._vocab] for _, row in group])
@@ -394,7 +401,7 @@ class Scheduler:
             self._fail(self.running[0].request, error)
 
     def _fail(self, request: Request, error: LocalllmError) -> None:
-        """Nothing comes of a request."""
+        """Fail a request."""
         self._remove(request)
         request.error = error
         self._finished.append(request)

@@ -37,10 +37,10 @@ TOOL_USE = "tool_use"  # the name of the template that a file may have for conve
 
 
 class Prompt(NamedTuple):
-    """Token ids, and what is seen of the images among them, which are forgotten when nobody has that.
+    """Token ids, and the embeddings of the images among them, which are kept alive by this object.
 
     Attributes:
-        begun: the answer, if that goes on behind them.
+        begun: the partial answer that the ids end with, if any.
     """
 
     ids: list[int]
@@ -69,7 +69,7 @@ class Session(Conversation):
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
-        """Go on with the latest answer, of which what comes is a part.
+        """Continue the latest answer.
 
         Raises UsageError if there is none, or if it must look like something, and ContextError if there is no room.
         """
@@ -110,7 +110,7 @@ class Session(Conversation):
         return len(self.tokenizer.encode(text))
 
     def _is_said_by(self, answer: Generation) -> bool:
-        """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
+        """Return whether an answer's tokens are exactly its text, without a stop string after it."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
@@ -152,7 +152,7 @@ class Session(Conversation):
         n: int = 1,
         beams: int = 0,
     ) -> "list[Answer]":
-        """Return the n best of several answers to a conversation, or ways to go on with a text."""
+        """Return the n best of several answers to a conversation, or continuations of a text."""
         from localllm.generation.beam_search import answers
 
         return answers(self.cache, self.tokenizer, self._prepared(asked, options), n, beams)
@@ -170,7 +170,7 @@ class Session(Conversation):
         return Request(self._prepared(asked, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
-        """Return texts to score behind a prompt; with_end: whether they are whole answers to a conversation."""
+        """Return texts to score after a prompt; with_end: whether they are whole answers to a conversation."""
         from localllm.generation.choices import TextTree
 
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
@@ -243,7 +243,9 @@ class Session(Conversation):
         return token_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
-        """Token ids of a conversation up to where the answer begins or goes on. Raises UsageError if it is not one.
+        """Return the token ids of a conversation up to where the answer begins or continues.
+
+        Raises UsageError if it is not one.
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
@@ -279,7 +281,7 @@ class Session(Conversation):
         begun: PartialAnswer,
         format: "ThinkingFormat | None",
     ) -> tuple[str, Sequence[int]]:
-        """Return the text of a conversation up to where its last answer goes on, and tokens behind that.
+        """Return the text of a conversation up to where its last answer continues, and tokens after that.
 
         A template that drops thoughts opens one where an answer begins: there it is written down again.
         """
@@ -327,7 +329,7 @@ class Session(Conversation):
         return plain, ChatFormat(type(self.template).of(tokenizer, TOOL_USE), tokenizer)
 
     def _format(self, options: GenerationOptions) -> ChatFormat:
-        """Return how a conversation with such options is written."""
+        """Return the chat format for a conversation with such options."""
         return self._formats[bool(options.tools and options.tools.callable)]
 
     def _start_answer(

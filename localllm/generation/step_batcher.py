@@ -1,9 +1,9 @@
 """Runs of concurrent callers, joined in one run of the model.
 
 Threads that answer at the same time would take turns at the engine, and each would read all weights for its own token.
-Here each hands in what is to be read, and whoever finds nobody at the engine runs it for all that have (flat combining:
-Hendler et al. 2010). So a lone caller hands its work to no other thread. Who has just got logits comes back at once
-with the next token: the next run waits for them. An answer hands in its next token before its text leaves, so what its
+Each caller submits its step, and the first to find the engine idle runs all submitted steps (flat combining:
+Hendler et al. 2010). So a lone caller hands its work to no other thread. A caller that just got logits returns soon
+with its next token: the next run waits for them. An answer hands in its next token before its text leaves, so what its
 reader does meanwhile delays no other.
 """
 
@@ -28,7 +28,7 @@ PATIENCE = 0.2  # seconds that a run waits for a thread which should come back; 
 
 
 class Step:
-    """Spans that a caller wants to be read in one run, and the logits: of each float32 [wanted, vocab].
+    """Spans that a caller submits for one run, and the logits: of each float32 [wanted, vocab].
 
     Attributes:
         is_alone: whether it has a run of its own.  wants_more: whether a span's last logits are not all of its logits.
@@ -68,7 +68,7 @@ class Step:
 
 
 class BatchMember:
-    """A caller, who hands in one step at a time.
+    """A caller, which submits one step at a time.
 
     `leave` it in the end; it takes no lock where the garbage collector may call it, between two tokens.
 
@@ -112,17 +112,17 @@ class BatchMember:
         return self.result()
 
     def settle(self) -> None:
-        """Let others run the model before the next step comes."""
+        """Let others run the model before the next step."""
         self._batcher.settle(self)
 
     def leave(self) -> None:
-        """Hand in nothing more; what was handed in is not wanted any more."""
+        """Submit no more steps; what was handed in is not wanted any more."""
         self.has_left, self.step = True, None
         self.settle()
 
 
 class StepBatcher:
-    """The steps of one engine's callers."""
+    """Joins the steps of an engine's concurrent callers into common runs."""
 
     def __init__(self) -> None:
         self.lock = lock_for(self)
@@ -190,7 +190,7 @@ class StepBatcher:
         return batch
 
     def _end(self, batch: list[Step]) -> None:
-        """Wake who waits for these steps; those that were interrupted are to be made again."""
+        """Wake the callers of these steps; those that were interrupted are to be made again."""
         is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
             if step.is_done and step.is_awaited:
@@ -203,7 +203,7 @@ class StepBatcher:
         self._notify()
 
     def _wait(self) -> bool:
-        """Wait for a change; False if none came for a while. The caller holds the lock."""
+        """Wait for a change; False after a timeout. The caller holds the lock."""
         self._waiting += 1
         try:
             return self._changed.wait(PATIENCE)
@@ -211,7 +211,7 @@ class StepBatcher:
             self._waiting -= 1
 
     def _notify(self) -> None:
-        """Wake who waits, which takes 1 microsecond also where nobody does. The caller holds the lock."""
+        """Wake waiting callers, which takes 1 microsecond even if there are none. The caller holds the lock."""
         if self._waiting:
             self._changed.notify_all()
 

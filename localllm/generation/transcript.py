@@ -26,7 +26,7 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Return the text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
+        """Return the text that can be shown now. Sets `found` at a stop string; the text after it is dropped."""
         self._held += text
         ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
@@ -44,12 +44,12 @@ class StopFilter:
 
 
 class Transcript:
-    """What the tokens so far say. Stop strings end the answer, not a thought.
+    """The text of the tokens so far. Stop strings end the answer, not a thought.
 
     Attributes:
         text: the answer, as far as it is certain.  thinking: what was thought before it.
-        has_stopped: whether a stop string was found; nothing comes behind it.
-        calls: of tools, as far as they were said.  reader: of them, None if there are no tools.
+        has_stopped: whether a stop string was found, which ends the text.
+        calls: the tool calls, perhaps incomplete.  reader: of them, None if there are no tools.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Transcript:
     ):
         """Start an empty transcript.
 
-        decoder: one that has decoded nothing yet, and is copied.  calls: the tool grammar, if tools are offered.  form:
+        decoder: a fresh decoder, which is copied.  calls: the tool grammar, if tools are offered.  form:
         of the answer, if it is constrained.
         """
         self._thinking = thinking or Thinking()
@@ -80,7 +80,7 @@ class Transcript:
         self.calls: list[ToolCall] = []
 
     def copy(self) -> "Transcript":
-        """One that goes on from here by itself."""
+        """Return a copy that continues independently."""
         twin = copy(self)
         twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
         twin._json_reader = copy(self._json_reader)
@@ -102,12 +102,12 @@ class Transcript:
 
     @property
     def kind(self) -> str | None:
-        """Of what comes next: see ReasoningParser."""
+        """Return the kind of the next text: see ReasoningParser."""
         return self._splitter.kind
 
     @property
     def is_between(self) -> bool:
-        """Whether neither a thought nor the answer has begun, nor a head of one."""
+        """Return whether neither reasoning nor the answer has begun, nor a header of one."""
         return self._splitter.is_between
 
     def begin_answer(self) -> None:
@@ -115,7 +115,7 @@ class Transcript:
         self._splitter.begin_answer()
 
     def go_on_from(self, text: str) -> None:
-        """Take a text as the beginning of an answer of some form, which is not told again."""
+        """Start with a text as the beginning of the answer, which is not returned again."""
         if self._answer_json:
             self._answer_json.push(text)
 
@@ -131,7 +131,7 @@ class Transcript:
         )
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest at the end; nothing after a stop string.  is_end: the model has ended."""
+        """Return the rest at the end; "" after a stop string.  is_end: the model has ended."""
         if self.has_stopped:
             return []
         parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
@@ -142,7 +142,7 @@ class Transcript:
         return parts + self._record(ANSWER, self._stops.flush())
 
     def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
-        """Return the parts, calls among them, without a stop string and what comes after it."""
+        """Cut the parts, including calls, at a stop string."""
         if self.reader is None:
             return self._shown_parts(parts)
         found = list[TextPart]()
@@ -151,7 +151,7 @@ class Transcript:
         return self._shown_parts(self._with_json(found))
 
     def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
-        """With calls that are written as JSON among what is said."""
+        """Return the parts, with tool calls written as JSON parsed."""
         reader = self._json_reader
         return parts if reader is None else [each for part in parts for each in reader.push(part)]
 

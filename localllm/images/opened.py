@@ -1,7 +1,7 @@
 """Loads images from files, bytes and programs with Pillow: checked, upright, and in RGB.
 
-Bad input is refused by a line: other formats, files that are cut off or lie about their size, and images that would
-fill the memory.
+Bad input is refused by a line: other formats, truncated files, files with a wrong size, and images that would fill the
+memory.
 """
 
 import io

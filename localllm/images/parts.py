@@ -9,10 +9,10 @@ from localllm.text.marker_escaping import IMAGE, Message
 
 
 def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """Replace images in messages by marks in the texts; return the messages and the images in order.
+    """Replace images in messages by placeholders in the texts; return the messages and the images in order.
 
     A part is {"type": "image", "image": path, bytes or a Pillow image}, or {"type": "image_url", "image_url": {"url":
-    "data:image/png;base64,..."}}. They may also stand beside the text, {"content": ..., "images": [path, ...]}, as in
+    "data:image/png;base64,..."}}. They may also stand next to the text, {"content": ..., "images": [path, ...]}, as in
     Ollama: then they follow it. As in llama.cpp, there is no line break before or after an image. Raises UsageError.
     """
     if not any(has_image(message) for message in messages):
@@ -22,7 +22,7 @@ def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any
 
 
 def has_image(message: Any) -> bool:
-    """Return whether a message has images, beside its text or among the parts of its content."""
+    """Return whether a message has images, next to its text or among the parts of its content."""
     return isinstance(message, dict) and (bool(message.get("images")) or bool(images_of(message)))
 
 

@@ -34,7 +34,7 @@ def _with_urls(message: Message) -> Message:
 def data_url(source: Any) -> str:
     """Convert an image, as of localllm.images.opened, to a data URL. Raises UsageError.
 
-    The file as it is if every program shows it alike, or else a PNG of the loaded image.
+    The file itself if every program shows it the same way, or else a PNG of the loaded image.
     """
     image = load_image(source)
     kind, data = read_unchanged(source)

@@ -1,8 +1,8 @@
 """The arguments of every kernel, by name: targets fill them in, kernels and tests read them.
 
 A kernel gets the address of an array of int64. A declaration is a tuple of named places in that array: `ADD.x` is 1, so
-a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. What stands here
-knows nothing of Numba.
+a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. This module does
+not import Numba.
 
 Words that mean the same everywhere: `count` is the address of the number of tokens (an int64); a `stride` is bytes from
 token to token; `columns` counts numbers; activations are float32 rows, padded to 16 columns, and no kernel touches what

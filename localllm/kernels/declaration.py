@@ -4,9 +4,7 @@ from typing import Any, ClassVar
 
 
 class Declaration(tuple[int, ...]):
-    """Places, by name: to Numba it looks like a named tuple.
-
-    Of which Python would take 4 ms to make all that are here.
+    """Places by name; to Numba it looks like a named tuple, which would take 4 ms for all declarations to make.
 
     Attributes:
         _fields: the names.

@@ -37,7 +37,7 @@ class Widener:
         }
 
     def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
-        """Return rows as they lie in a file, uint8 [rows, bytes of a row] -> float32 [rows, columns].
+        """Dequantize rows as stored in a file, uint8 [rows, bytes of a row], to float32 [rows, columns].
 
         The result may be a view of `rows`; it is good until this thread's next call.
         """

@@ -1,8 +1,8 @@
 """The CPU that kernels are compiled for, as one frozen `Lane`, which is passed on.
 
-LLVM knows what this CPU is called and has. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
-answer is kept for a computer of which the system says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: so
-are processes told that compile for another lane (build/compilers.py).
+LLVM reports the CPU's name and features. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
+answer is kept for a computer of which the system says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: also
+to processes that compile for another lane (build/compilers.py).
 """
 
 import os
@@ -53,7 +53,8 @@ class Lane:
     def has_instructions(self, x86_feature: str) -> bool:
         """Return whether it has instructions for f16c, fma (multiply and add) or sse4.1 (rounding).
 
-        Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
+        Every 64-bit ARM has them. Where they are missing, LLVM calls a library function, which is slow and may be
+        missing, too.
         """
         return not self.features.isdisjoint((x86_feature, "neon"))
 
@@ -62,14 +63,14 @@ class Lane:
 def this_lane() -> Lane:
     """Return the lane that this process compiles for, asked once.
 
-    Of this computer, unless it was told otherwise.
+    This computer's, unless another one was set.
     """
     given = os.environ.get("NUMBA_CPU_FEATURES")
     return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
 
 
 def lane_name() -> str:
-    """Return which instructions multiply prompts here.
+    """Return the name of the instructions that multiply prompts on this lane.
 
     Amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
     """

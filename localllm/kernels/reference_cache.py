@@ -22,7 +22,7 @@ class Remembered:
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
-        """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
+        """Put keys and values after the first `position` tokens; all of them. state: of their layer."""
         old = self._layers.get(state, [x[:0] for x in new])
         missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
         old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
@@ -36,7 +36,7 @@ class Remembered:
         return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
-        """One of a layer's recurrent states; zeros at the beginning."""
+        """Return one of a layer's recurrent states; zeros at the beginning."""
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
@@ -44,7 +44,7 @@ class Remembered:
         self._states = {**(self._states or {}), (layer, number): state}
 
     def prepare(self, length: int, count: int) -> None:
-        """There will be `count` tokens behind the first `length`."""
+        """Prepare for `count` tokens after the first `length`."""
         self._length = length + count
 
     def fork(self, length: int) -> "Remembered":
@@ -54,7 +54,7 @@ class Remembered:
         return twin
 
     def truncate(self, length: int) -> int:
-        """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
+        """Truncate; later tokens are overwritten. States exist at the end and at the beginning only."""
         if self._states is None or length == self._length:
             self._length = length
             return length
@@ -62,7 +62,7 @@ class Remembered:
         return 0
 
     def shift(self, keep: int, count: int) -> int:
-        """Forget `count` tokens behind the first `keep`; how many there are then."""
+        """Forget `count` tokens after the first `keep`; how many there are then."""
         self._layers = {
             layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
             for layer, sides in self._layers.items()

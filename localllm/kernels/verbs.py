@@ -2,7 +2,7 @@
 
 A row for each, without Numba.
 
-A row says all that lies between the verb's meaning (localllm.arch.verbs) and its kernels: what they are given, whether
+A row of the table connects the verb's meaning (localllm.arch.verbs) with its kernels: what they are given, whether
 they may write over their first input, and in which module each target has them, by the verb's name.
 """
 
@@ -107,7 +107,7 @@ ROWWISE = {
 
 
 def where(verb: str) -> str:
-    """Compute what to do about a verb that nobody knows how to compute."""
+    """Name the files to change for a verb that has no kernels."""
     return (
         f"the verb {verb!r} has no row in localllm/kernels/verbs.py, no operation in localllm/engine/operations that"
         " says its steps, and no function in the table of the target: it needs one of them"

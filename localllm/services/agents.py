@@ -38,7 +38,7 @@ class Settings:
 
 @frozen
 class Agent:
-    """A coding agent: its program, what installs it, and what it needs to be told."""
+    """A coding agent: its program, the command that installs it, and its settings."""
 
     program: str
     install: str

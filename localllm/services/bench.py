@@ -1,6 +1,6 @@
 """Measure prefill and decode speed, and how near it is to what this computer can do.
 
-The service behind `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 processes a prompt of 512
+Implements `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 processes a prompt of 512
 tokens, tg128 generates 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" means that 4096 tokens
 were in the KV cache before. Tokens are random and always the same; nothing is sampled.
 """

@@ -8,7 +8,7 @@
     gemma3:4b                     a known model by Ollama's name
     mine                          a file in the folder of models, as `localllm list` shows it
 
-Every command that is not given a path uses this: it imports nothing slow.
+Every command that is not given a path uses this: it imports no slow modules.
 """
 
 import os

@@ -10,7 +10,7 @@ MARKS = "`~"
 
 
 class BlockReader:
-    """Finds the first code block of a text that comes in pieces.
+    """Finds the first code block of a streamed text.
 
     Attributes:
         is_open, is_done: whether the block has begun, and whether it has ended.
@@ -50,7 +50,7 @@ class BlockReader:
         return f"{self._content(line)}\n"
 
     def _beginning(self, line: str) -> str:
-        """Return what cannot be of a closing fence in an unfinished line, which keeps the rest."""
+        """Return the part of an unfinished line that cannot belong to a closing fence, and keep the rest."""
         if not self.is_open or self.is_done:
             return ""
         if not self._is_begun and (not line.strip() or line.lstrip()[0] == self._fence[0]):

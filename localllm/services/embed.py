@@ -1,4 +1,4 @@
-"""Embed many texts, with a cache by content: the service behind `localllm embed`."""
+"""Embed many texts, with a cache by content: Implements `localllm embed`."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

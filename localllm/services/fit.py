@@ -1,6 +1,6 @@
 """Estimate from a model's header whether it fits this computer and how fast it may be.
 
-The service behind `localllm fit`. For a model on the Hugging Face hub, some megabytes are fetched and nothing is kept.
+Implements `localllm fit`. For a model on the Hugging Face hub, some megabytes are fetched and nothing is kept.
 """
 
 from collections.abc import Callable

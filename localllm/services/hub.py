@@ -2,7 +2,7 @@
 
 HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the proxy variables work as in all
 programs that use huggingface_hub, whose HTTP client this is; tokens are not sent to where the hub redirects. Its own
-download checks no checksums and keeps folders of its own beside the files: services.pull writes them instead.
+download checks no checksums and keeps folders of its own next to the files: services.pull writes them instead.
 
 Importing huggingface_hub takes 0.2 s: only do it when the network is needed.
 """

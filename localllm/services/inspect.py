@@ -1,4 +1,4 @@
-"""Describe a model file without running it: the service behind `localllm inspect`."""
+"""Describe a model file without running it: Implements `localllm inspect`."""
 
 import math
 import os
@@ -137,7 +137,7 @@ def describe_projector(vision: Vision | None) -> dict[str, Any] | None:
 
 
 def describe_projector_of(path: str) -> dict[str, Any] | None:
-    """Describe the projector that belongs to a model, if there is one."""
+    """Describe a model's projector, if there is one."""
     try:
         found = find_projector(path)
         return {"path": found, "bytes": os.stat(found).st_size}

@@ -1,4 +1,4 @@
-"""The latest one-shot question and its answer, in the user's state folder: what `localllm run --continue` goes on with.
+"""The latest question of `localllm run` and its answer, in the user's state folder, for --continue.
 
 The file is a session (see sessions.py, which is not imported to write it) without a name. Every answer replaces it.
 """
@@ -28,7 +28,7 @@ def path() -> Path:
 
 
 def keep(model: "Model", messages: Sequence[dict[str, Any]]) -> None:
-    """Replace the file; where it cannot be written, nothing is kept. It is not synced: it is a convenience."""
+    """Replace the file; does nothing where it cannot be written. It is not synced: it is a convenience."""
     if not all(isinstance(message.get("content"), str) for message in messages):
         return
     place = os.path.abspath(model.path) if model.file else model.path

@@ -1,6 +1,6 @@
 """Prompts that exceed the context: cut by lines, or asked part by part.
 
-A prompt is material (files, stdin) and a question behind it; the question stays whole.
+A prompt is material (files, stdin) followed by a question; the question stays whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Room:
     """Measure how much of a prompt fits.
 
     Attributes:
-        tokens: of material, besides the question.  count: counts a text's.
+        tokens: for material, without the question.  count: counts a text's.
     """
 
     tokens: int
@@ -45,7 +45,7 @@ class Room:
 
     @classmethod
     def of(cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool) -> "Room":
-        """Measure a model's context. Raises ContextError if there is none beside the question."""
+        """Measure a model's context. Raises ContextError if the question leaves no room."""
         count = model.session.count
         if raw:
             taken = count(question) + 2
@@ -64,7 +64,7 @@ class Room:
 
 
 def cut(material: str, how: str, room: Room) -> tuple[str, str]:
-    """Return as much of a text as fits, by whole lines, and a note about it.
+    """Cut a text to the lines that fit, and return it with a note.
 
     how: one of CUTS: what is kept, or for "middle" what is left out.
     """
@@ -99,7 +99,7 @@ def fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tup
 
 
 def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Yield a text in parts of at most so many tokens, by lines; longer lines are cut."""
+    """Yield a text in parts of at most `count` tokens, by lines; longer lines are cut."""
     part, left = list[str](), room
     for line in pieces_of(material, room, count):
         tokens = count(line) + 1
@@ -122,7 +122,7 @@ def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator
 
 
 class PartAnswers:
-    """Asks a question of the parts of a long text, at once, and keeps the answers so that another start goes on."""
+    """Asks a question of all parts of a long text concurrently; a later start resumes from the saved answers."""
 
     def __init__(
         self,

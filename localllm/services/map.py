@@ -1,4 +1,4 @@
-"""Answer many prompts with a model: records in, records out. The service behind `localllm map`."""
+"""Answer many prompts with a model: records in, records out. Implements `localllm map`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class MapJob:
     Attributes:
         choices: answers of which each record gets the likeliest; () to generate one.
         json_as_text: whether answers by a schema stay texts.
-        n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one beside the model.
+        n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one next to the model.
     """
 
     path: str
@@ -55,7 +55,7 @@ class MapJob:
     def digests(self, model: str) -> dict[str, str]:
         """Return hashes by name of what answers depend on: the model, which is a file or a server's URL, and the rest.
 
-        A file is told by its name, size and beginning.
+        A file is identified by its name, size and first bytes.
         """
         beginning, size = b"", 0
         if os.path.isfile(model):
@@ -176,7 +176,7 @@ class ChoiceMapping:
         )
 
     def stop(self) -> None:
-        """Start nothing new."""
+        """Start no new records."""
         self._is_stopped = True
 
 
@@ -260,10 +260,10 @@ def in_order(
 
 
 def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
-    """Return a function that tells whether a result of an existing output is kept: errors are tried again.
+    """Return a predicate: whether a result of an existing output is kept: errors are tried again.
 
-    It raises UsageError for a result of none of these records: the output then belongs to another input, and nothing in
-    it may be lost.
+    It raises UsageError for a result of none of these records: the output then belongs to another input, and must not
+    be overwritten.
     """
     inputs = {record.id: record.input for record in records}
 

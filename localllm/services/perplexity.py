@@ -1,7 +1,7 @@
 """Measure how well a model predicts a text, and how far it diverges from another model.
 
-The service behind `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is split into chunks
-of as many tokens as the context has, and the second half of each is scored, so that every token has others before it.
+Implements `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is split into chunks
+of as many tokens as the context has, and the second half of each is scored, so that every scored token has context.
 """
 
 import os

@@ -7,7 +7,7 @@
     ---
     Translate this text into {language}.
 
-What is asked about comes before the text, or where it has {input}.
+The input comes before the text, or in place of {input}.
 """
 
 import json
@@ -58,7 +58,7 @@ class PromptTemplate:
         return found
 
     def _located(self, name: str, value: str) -> str:
-        """Return the path of a file beside the template, for options that take one."""
+        """Return the path of a file next to the template, for options that take one."""
         beside = self.path.parent / value
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
         return str(beside) if takes_file and _is_file(beside) else value

@@ -17,7 +17,7 @@ class Proxy:
     """A proxy.
 
     Attributes:
-        variable: of the environment.  url: without a password.  headers: by which it knows the user.
+        variable: of the environment.  url: without a password.  headers: the user's credentials.
     """
 
     variable: str

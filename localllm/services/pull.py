@@ -1,4 +1,4 @@
-"""Download models from the Hugging Face hub into the folder of models: behind `localllm pull`."""
+"""Download models from the Hugging Face hub into the folder of models: implements `localllm pull`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

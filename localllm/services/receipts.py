@@ -110,7 +110,7 @@ def identify_files(model: "Model", on_progress: OnProgress | None = None) -> lis
 
 
 def open_arguments(model: "Model", chat_template: str | None) -> dict[str, Any]:
-    """Return the arguments of api.open_model that open the model alike."""
+    """Return the arguments of api.open_model that open the model the same way."""
     kv_type = model.engine.kv_type
     return {
         "context": model.context,

@@ -17,14 +17,14 @@ PATIENCE = 0.1  # seconds between two looks at whether to stop
 
 
 class RecordStream:
-    """An iterator over records that may stop and go on later.
+    """An iterator over records that may stop and continue later.
 
-    It waits for a line only if nothing else is to be done; else it stops for now.
+    It waits for a line only if there is no other work; else it stops for now.
 
     Attributes:
-        may_wait: tells whether nothing else is to be done.
-        is_stopped: whether the user wants no more.
-        pending: records that were handed out, for who puts results in order; count: how many they were.
+        may_wait: tells whether there is no other work.
+        is_stopped: whether the user cancelled.
+        pending: records that were handed out, used to sort results; count: how many they were.
     """
 
     def __init__(self, source: Any):

@@ -27,7 +27,7 @@ class Record:
 
     Attributes:
         id: a text or a number; the line's number, from 1, if it has no other.
-        input: the object, or the text of a plain line.  error: why nothing can be asked, or "".
+        input: the object, or the text of a plain line.  error: why the record is invalid, or "".
     """
 
     id: str | int
@@ -173,7 +173,7 @@ def in_braces(columns: Sequence[str]) -> str:
 
 
 def fill_field(fields: dict[str, Any], found: "re.Match[str]") -> str:
-    """Return what replaces braces in a prompt. Raises UsageError if they name a field that does not exist."""
+    """Return the value of a {field} in a prompt. Raises UsageError if they name a field that does not exist."""
     return text_of(fields, found[1]) if found[1] in fields or FIELD.fullmatch(found[0]) else found[0]
 
 

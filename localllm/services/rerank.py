@@ -1,4 +1,4 @@
-"""Open a reranker by its file: the service behind `localllm rerank`."""
+"""Open a reranker by its file: Implements `localllm rerank`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

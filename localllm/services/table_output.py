@@ -1,4 +1,4 @@
-"""A table as the output of map: answers go to a JSON Lines file beside it, and from there into the table."""
+"""A table as the output of map: answers are written to a JSON Lines file next to it, and then to the table."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from localllm.services.tables import Table, encode_table, extra, join_rows, kind
 
 
 def work_path(output: str) -> str:
-    """Return the hidden file beside a table that has its answers so far."""
+    """Return the hidden file next to a table that has its answers so far."""
     folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.jsonl")
 

@@ -65,7 +65,7 @@ def own_group(controller: str) -> str | None:
 
 
 def mounts(controller: str) -> Iterator[tuple[str, str]]:
-    """Yield where groups are mounted: the path of the topmost, and its folder (proc_pid_mountinfo(5))."""
+    """Yield the mount points of control groups: the path of the topmost, and its folder (proc_pid_mountinfo(5))."""
     for line in read_lines("proc/self/mountinfo"):
         before, _, behind = line.partition(" - ")
         words, kind = before.split(), behind.split()

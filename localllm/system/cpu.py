@@ -1,7 +1,7 @@
 """The processor: cores available to this process, names, and features.
 
-LLVM knows the names of processors and most features. Of an ARM it does not know all: the system says whether there are
-dot products of bytes (dotprod), and products of small matrices of them (i8mm).
+LLVM reports the names of processors and most features. Of an ARM it does not know all: the system says whether there
+are dot products of bytes (dotprod), and products of small matrices of them (i8mm).
 """
 
 import ctypes

@@ -185,7 +185,7 @@ def open_shared(path: str, flags: int) -> int:
 
 
 def allow_long_paths() -> None:
-    """Allow this process paths of over 260 characters on Windows 10 and 11, whatever the registry says.
+    """Allow this process paths of over 260 characters on Windows 10 and 11, independent of the registry.
 
     Python's own program says that it understands such paths, but Windows takes them only where somebody has set
     LongPathsEnabled. The bit that it looks at is IsLongPathAwareProcess, of the byte at 3 of the process environment

@@ -103,7 +103,7 @@ def kernel32() -> Any:
 
 
 def return_freed_from(size: int) -> None:
-    """Make freed blocks of `size` bytes or more go back to the system at once.
+    """Return freed blocks of `size` bytes or more to the system immediately.
 
     glibc keeps blocks of up to 32 MB for reuse. Other C libraries are left as they are.
     """
@@ -255,7 +255,7 @@ def address_limit() -> int:
 
 
 def address_room() -> int:
-    """Return what is left of the address space limit, sys.maxsize without one."""
+    """Return the bytes left of the address space limit, sys.maxsize without one."""
     if (limit := address_limit()) == sys.maxsize:
         return limit
     return limit - 1024 * (read_number_after("VmSize:\t", "/proc/self/status") or 0)

@@ -260,7 +260,7 @@ def fork() -> int:
 def limit_process(seconds: int, size: int) -> bool:
     """Limit this forked process to `seconds` of CPU time and `size` more bytes of memory.
 
-    False if it may not have as much memory. Raises OSError, ValueError.
+    False if that much memory is not allowed. Raises OSError, ValueError.
     """
     import resource
 

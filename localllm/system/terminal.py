@@ -91,7 +91,7 @@ def is_silent(stream: Any, seconds: float) -> bool:
 
 
 def is_pipe_silent(number: int, seconds: float) -> bool:
-    """Return the same for a Windows pipe; False for anything else."""
+    """Return whether a Windows pipe has no input yet; False for anything else."""
     import ctypes
     import msvcrt
     import time

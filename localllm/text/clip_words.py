@@ -1,7 +1,7 @@
 """CLIP's tokenizer: lower case, byte-level BPE whose words' last pieces end with "</w>".
 
 Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: there the order of tokens is the order of
-merges, and a token's merge is the two pieces that those before it make of its characters.
+merges, and a token's merge is the pair that earlier merges make from its characters.
 """
 
 from collections.abc import Mapping, Sequence

@@ -15,8 +15,8 @@ class InfillTokens(NamedTuple):
     """Token ids.
 
     Attributes:
-        prefix, suffix, middle: stand before the parts of a text, the middle's last.
-        repository, file: stand before the names of a repository and of its files; None where a model has none.
+        prefix, suffix, middle: mark the parts of a text; the middle is last.
+        repository, file: mark the names of a repository and of its files; None where a model has none.
     """
 
     prefix: int

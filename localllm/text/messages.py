@@ -47,8 +47,8 @@ def _check(message: Any) -> Message:
 def modernize(message: Message) -> Message:
     """Convert roles and fields of OpenAI's older interfaces to those of today.
 
-    A `function_call` becomes the only one of the tool_calls, a `refusal` the content where there is none. A result of a
-    function knows its call by the name alone, from which both get their id.
+    A `function_call` becomes the only one of the tool_calls, a `refusal` the content where there is none. A function's
+    result refers to its call by name, from which both get an id.
     """
     role = message.get("role")
     fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}

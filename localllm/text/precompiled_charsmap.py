@@ -21,7 +21,7 @@ class Charsmap:
     """A normalizer that replaces the longest mapped sequence at each position."""
 
     def __init__(self, data: bytes) -> None:
-        """Read a map; an empty one changes nothing. Raises ModelError if its parts do not fit."""
+        """Read a map; an empty one has no effect. Raises ModelError if its parts do not fit."""
         size = int.from_bytes(data[:4], "little")
         if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
             raise ModelError(f"the charsmap has {len(data)} bytes, and no place for a trie of {size} bytes and texts")

@@ -6,7 +6,7 @@ turn cuts every piece that the ones before have left: its matches become words, 
 The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
 give the same words but where llama.cpp cannot tell upper from lower case and the expressions here can: letters outside
 ASCII in gpt-4o, tekken and their likes, all letters in youtu, tiny_aya and kimi-k2; and tiny_aya's digits in front of
-letters. pretokenizer_sources.py names the tokenizer that each name stands for.
+letters. pretokenizer_sources.py names the tokenizer behind each name.
 """
 
 from localllm.frozen import frozen

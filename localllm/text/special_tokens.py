@@ -1,4 +1,4 @@
-"""Finds the texts of special tokens in a text, whatever lies around them.
+"""Finds the texts of special tokens anywhere in a text.
 
 They begin where a regular expression of their first characters matches.
 """

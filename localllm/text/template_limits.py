@@ -51,7 +51,7 @@ def tick(made: int = 0) -> None:
 
 
 def bits(value: Any) -> int:
-    """Return the bits of an integer; 0 for anything else, as for the integer 0, which makes nothing grow."""
+    """Return the bits of an integer; 0 for other values."""
     return value.bit_length() if isinstance(value, int) else 0
 
 
@@ -88,7 +88,7 @@ def count_items(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def to_sequence(items: Any) -> Any:
-    """Make a sequence of what will be iterated at once, so that it can be weighed."""
+    """Convert an iterable to a sequence, so that its size can be checked."""
     return items if isinstance(items, str | list | tuple | dict) else list(count_items(iter(items)))
 
 
@@ -170,7 +170,7 @@ def check_layout(layout: str) -> None:
     """Check that a format's widths, such as %9d or {:9}, are sensible and constant.
 
     %*d and {:{}} take them from elsewhere. A field must be a whole argument, not a part of one such as {0.name} or
-    {0[1]}, which nothing would measure.
+    {0[1]}, which would escape the limits.
     """
     if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
         raise LimitError(f"a width is over {WIDTH - 1}")

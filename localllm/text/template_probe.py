@@ -45,7 +45,7 @@ def require_safe_template(source: str) -> None:
 
 
 def probe_template(source: str) -> str | None:
-    """Return what is wrong with a template; None if it keeps to the limits.
+    """Return the problem of a template; None if it keeps to the limits.
 
     Raises MemoryError, see require_safe_template.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StoppedTemplateError(ModelError):
-    """The template exceeded its limits, whatever the conversation."""
+    """The template exceeded its limits, independent of the conversation."""
 
 
 class ChatTemplate:
@@ -138,7 +138,10 @@ class ChatTemplate:
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _own_variables(self, tools: Sequence[Any]) -> dict[str, str]:
-        """Return what templates have that know tools by another name; a day, as a time would change each prompt."""
+        """Return the variables of templates that have another name for tools.
+
+        A day, as a time would change each prompt.
+        """
         if not self._knows_functions:
             return {}
         functions = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
@@ -151,7 +154,7 @@ class ChatTemplate:
         )
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
-        """Render once, with contents as the template wants them."""
+        """Render once, with contents in the form that the template expects."""
         rendered_messages = {
             **self._tokens,
             **self._own_variables(variables.get("tools") or ()),
@@ -189,7 +192,7 @@ def _to_hugging_face(message: Message) -> Message:
 
 
 def _place(error: Exception) -> str:
-    """Return the template's line of an error, as far as Jinja knows it."""
+    """Return the template line of an error, if Jinja reports it."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]

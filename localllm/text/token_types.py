@@ -18,7 +18,7 @@ ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 def tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
     """List the tokens of these types.
 
-    Of 128256 it takes 0.1 ms to find them so, and 10 to look at one after the other.
+    This takes 0.1 ms for 128256 tokens, a loop over them 10 ms.
     """
     return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
 

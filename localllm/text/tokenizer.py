@@ -36,13 +36,13 @@ class Tokenizer:
     Attributes:
         pieces: the text of every token as the file has it.
         bos_id, eos_id: begin and end of text, None if the vocabulary has none.
-        end_ids: every token that ends an answer.  control_ids: those that stand for no text.
+        end_ids: every token that ends an answer.  control_ids: those without text.
         mark_ids: those of which no text is made: control ones, and what marks the parts of gpt-oss's answers.
-        adds_bos, adds_eos: what the file asks for around a text.
+        adds_bos, adds_eos: the tokens that the file adds around a text.
         chat_template: the file's Jinja template, or None.  chat_templates: those that have names, as "tool_use".
         marks_pairs: whether token types tell the second of two texts, and one token stands between.
         end_texts: texts that end an answer to a conversation where the template writes them, and are no tokens.
-        warnings: lines that the user should see, of the file that it comes from as well.
+        warnings: lines for the user, including those of the file.
     """
 
     def __init__(self, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> None:
@@ -197,9 +197,9 @@ class Tokenizer:
         return self._subwords.token_bytes(token, special)
 
     def most_bytes(self, tokens: int) -> int:
-        """Return the most bytes of UTF-8 that `tokens` tokens can stand for.
+        """Return the most bytes of UTF-8 that `tokens` tokens can decode to.
 
-        sys.maxsize where a token may stand for any number: where normalizing, or special tokens, strip white space.
+        sys.maxsize where a token may decode to any number: where normalizing, or special tokens, strip white space.
         """
         longest = max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
         return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8) * (GROWTH if self._composes else 1)

@@ -250,7 +250,7 @@ def _check_all_bytes(
 
 
 def _check_flags_and_ids(keys: Checked, count: int) -> None:
-    """Check flags and ids, also those that nothing here uses."""
+    """Check flags and ids, including unused ones."""
     for name in _FLAGS:
         if keys.has(name):
             keys.flag(name)
@@ -323,8 +323,8 @@ def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[di
 def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bool:
     """Return whether all merges are of two tokens and make one.
 
-    Checking 280k takes 0.1 s, so the result is cached. Raises ModelError for what is no merge. One of pieces that are
-    no tokens is odd: what it makes is written by the tokens of its characters, as llama.cpp does.
+    Checking 280k takes 0.1 s, so the result is cached. Raises ModelError for what is no merge. A merge of pieces that
+    are no tokens is odd: what it makes is written by the tokens of its characters, as llama.cpp does.
     """
     data, is_cached = keys.metadata, ids.keys()
     mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None

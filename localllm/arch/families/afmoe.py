@@ -1,7 +1,7 @@
 """Trinity (Arcee AI 2025).
 
 Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers rotate, and see a window;
-what heads see goes through a gate; norms behind attention and feed-forward network too.
+what heads see goes through a gate; norms after attention and feed-forward network too.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads

@@ -1,6 +1,6 @@
 """Arctic (Snowflake 2024).
 
-Unlike llama: beside attention and a feed-forward network, experts read what the layer got, by a norm of their own.
+Unlike llama: next to attention and a feed-forward network, experts read what the layer got, by a norm of their own.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv

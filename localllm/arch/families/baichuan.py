@@ -1,6 +1,6 @@
 """Baichuan 1 and 2 (Yang et al. 2023, arXiv 2309.10305), Refact (Small Magellanic Cloud AI 2023).
 
-Unlike llama: Refact and the 13B models of Baichuan rotate nothing, their scores fall with the distance (ALiBi). No file
+Unlike llama: Refact and the 13B models of Baichuan have no RoPE, their scores decrease with distance (ALiBi). No file
 says so: the number of layers does.
 """
 

@@ -2,8 +2,8 @@
 
 MiniLM, BGE, E5, GTE and Arctic are of this kind.
 
-Unlike llama: tokens see those behind them; a table of positions is added to the embeddings, and nothing is rotated;
-layer norms, behind what they normalize and not before it; GELU without a gate; biases everywhere.
+Unlike llama: tokens see later ones, too; a table of positions is added to the embeddings, and there is no RoPE;
+layer norms, after what they normalize and not before it; GELU without a gate; biases everywhere.
 """
 
 from localllm.arch.attention import attend, qkv

@@ -1,6 +1,6 @@
 """BLOOM (BigScience 2022, arXiv 2211.05100).
 
-Unlike llama: scores fall with the distance (ALiBi), and nothing is rotated; layer norms, the first of them for the
+Unlike llama: scores decrease with distance (ALiBi), and there is no RoPE; layer norms, the first of them for the
 embeddings; GELU without a gate; biases everywhere; queries, keys and values by one matrix.
 """
 

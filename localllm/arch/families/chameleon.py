@@ -1,7 +1,7 @@
 """Chameleon (Meta 2024, arXiv 2405.09818), as it writes text.
 
 Unlike llama: each head of queries and keys has a layer norm with weights of its own; the larger model has its norms
-behind attention and feed-forward network. Some tokens are parts of images: their logits are as low as can be.
+after attention and feed-forward network. Some tokens are parts of images: their logits are as low as can be.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """DeepSeek MoE (2024, arXiv 2401.06066), Ling (Ant 2025, arXiv 2503.05139), ERNIE 4.5 with experts (Baidu 2025).
 
-Unlike llama: experts are beside one for all tokens, and the first layers have none. Their weights add up to 1 in ERNIE,
+Unlike llama: experts, and a shared one, and the first layers have none. Their weights add up to 1 in ERNIE,
 whose choice has a bias, and in Ling if the file says so.
 """
 
@@ -34,7 +34,7 @@ def read(fields: Fields) -> DeepSeek:
 
 
 def read_ocr(fields: Fields) -> DeepSeek:
-    """Return those of the text part of DeepSeek-OCR, whose pairs are half a head apart, to one base.
+    """Read the hyperparameters of DeepSeek-OCR's text model: pairs are half a head apart, with one base.
 
     Raises ModelError.
     """

@@ -1,6 +1,6 @@
 """DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2, GLM-4.7-Flash.
 
-Unlike llama: keys and values of all heads are made of one latent row, beside which a token has one rotated key for all
+Unlike llama: keys and values of all heads are made of one latent row, next to which a token has one rotated key for all
 heads. Newer files have the matrices that make keys and values head by head, so that queries and results meet the
 latent rows themselves, which are all that is kept. Older files have them fused, and each head's keys and values are
 kept. The first layers have no experts.
@@ -62,7 +62,7 @@ def read(fields: Fields) -> DeepSeek2:
 
 
 def read_latent(fields: Fields) -> dict[str, Any]:
-    """Compute what those have in common whose attention is such. Raises ModelError."""
+    """Read the hyperparameters shared by models with latent attention. Raises ModelError."""
     keeps_latent = fields.raw("attention.key_length_mla") is not None
     suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
@@ -132,7 +132,7 @@ def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
-    """Compute what queries are made of."""
+    """Compute the latent rows that queries are made from."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
@@ -140,10 +140,7 @@ def project_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
-    """Return the same, of queries that are there already; key_norm.
-
-    Of the rotated key, if it is normalized.
-    """
+    """Project from given queries; key_norm: weights that normalize the rotated key, if any."""
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims

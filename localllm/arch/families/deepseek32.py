@@ -1,8 +1,8 @@
 """DeepSeek-V3.2 (DeepSeek-AI 2025, arXiv 2512.02556), GLM 5 (Zhipu AI 2026).
 
 Unlike DeepSeek-V3: a token sees only those keys that an indexer chooses. It has queries of its own, made of the narrow
-ones, a key for all of its heads, which is kept beside the latent row, and weights for its heads. Some layers of GLM 5.2
-see what the last one with an indexer has chosen.
+ones, a key for all of its heads, which is kept next to the latent row, and weights for its heads. Some layers of GLM
+5.2 see what the last one with an indexer has chosen.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ LONG = 1 << 20  # contexts from here on have not said which layers choose: the f
 
 @frozen
 class Indexer:
-    """Heads, and the length of each, which is rotated at its beginning or its end.
+    """Heads, and the length of each, which RoPE rotates at its beginning or its end.
 
     Keys are normalized; `count` of them are chosen, in some layers.
     """
@@ -40,7 +40,7 @@ class Indexer:
     layers: tuple[int, ...]
 
     def states(self) -> list[Latent]:
-        """Compute what is kept of the tokens for it."""
+        """Return the indexer's states."""
         return [Latent(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
 
 
@@ -107,7 +107,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
 
 
 def index_of(indexer: Indexer, layer: int) -> Latent | None:
-    """Compute what is kept for a layer's indexer, None if it has none."""
+    """Return the state of a layer's indexer, None if it has none."""
     return next((state for state in indexer.states() if state.layer == layer), None)
 
 
@@ -128,7 +128,7 @@ def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) 
 
 
 def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Rotate the last numbers of heads of `dim` numbers; rope: of heads of so many."""
+    """Rotate the last numbers of heads of `dim` numbers; rope: of heads."""
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)

@@ -34,7 +34,7 @@ CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block where an indexer chooses, a
 class LayerStates(NamedTuple):
     """The states of a layer: rows of tokens, and if it sees blocks, their rows and the last tokens.
 
-    The last tokens may go into the next block; an indexer has the same states, whose tokens are beside those.
+    The last tokens may go into the next block; an indexer has the same states, whose tokens are next to those.
     """
 
     near: Latent
@@ -45,9 +45,9 @@ class LayerStates(NamedTuple):
 
 @frozen
 class DeepSeek4(Hyperparameters):
-    """The hyperparameters with, by layer, the tokens of a block, 0 for none.
+    """The hyperparameters, with block sizes and clamping limits by layer.
 
-    And limits of gates and what they meet, of experts and others.
+    Blocks: in tokens, 0 for none. Limits: of gates and up projections, of experts and dense networks.
 
     The first `hashed` layers go by ids; `far` is the rotation of layers that see blocks.
     """
@@ -73,7 +73,7 @@ class DeepSeek4(Hyperparameters):
         return [state for layer in range(self.layers) for state in self.of_layer(layer) if state]
 
     def of_layer(self, layer: int) -> LayerStates:
-        """Compute what one layer keeps."""
+        """Return a layer's states."""
         near, ratio = Latent(layer, self.dim, self.dim, self.window), self.ratios[layer]
         if not ratio:
             return LayerStates(near)

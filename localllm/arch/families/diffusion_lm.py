@@ -2,7 +2,7 @@
 
 They fill masked positions instead of continuing a text. LLaDA-MoE and RND1 (Radical Numerics 2025) have experts.
 
-Unlike llama and Qwen 2 and 3, whose layers they have: tokens see those behind them.
+Unlike llama and Qwen 2 and 3, whose layers they have: tokens see later ones, too.
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """dots.llm1 (rednote 2025, arXiv 2506.05767), Ling 2 (Ant 2025, arXiv 2510.22115), Hunyuan 3 (Tencent 2026).
 
-Unlike Qwen 3: experts are beside one for all tokens, and the first layers have none; files say what scores do.
+Unlike Qwen 3: experts, and a shared one, and the first layers have none; files say what scores do.
 Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids, may have layers that guess further
 tokens.
 """

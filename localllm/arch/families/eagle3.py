@@ -1,8 +1,8 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a layer in a file of its own, which guesses for a model.
 
-It reads a token together with a row that is made of what goes into three of the model's layers for the token before.
-What it makes itself stands for that row, so that it can guess on. Its embeddings and output matrix are the model's
-where it has none; a smaller vocabulary of its own is a list of the model's tokens.
+It reads a token together with a row that is made from the inputs of three of the model's layers at the token before.
+For the tokens after a drafted one its own output takes the place of that row. Its embeddings and output matrix are the
+model's where it has none; a smaller vocabulary of its own is a list of the model's tokens.
 """
 
 from typing import NamedTuple
@@ -71,9 +71,9 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
 
 
 def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
-    """Compute what the layer makes of tokens, and its logits; made.
+    """Compute the layer's output for tokens, and its logits.
 
-    Of the token before each one, float32 [tokens, width].
+    Made: the row of the token before each one, float32 [tokens, width].
     """
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)

@@ -2,7 +2,7 @@
 
 And Llama as an encoder (Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025).
 
-As llama, but that tokens see those behind them, whatever files say, as in llama.cpp.
+As llama, but that tokens see later ones, too, whatever files say, as in llama.cpp.
 """
 
 from localllm.arch.attention import attend, qkv

@@ -1,6 +1,6 @@
 """EXAONE 4 (LG AI Research 2025, arXiv 2507.11407).
 
-Unlike llama: norms behind attention and feed-forward network instead of before; each head of queries and keys is
+Unlike llama: norms after attention and feed-forward network instead of before; each head of queries and keys is
 normalized; rotated pairs are half a head apart. In the largest model three of four layers see a window, and only they
 rotate.
 """

@@ -1,6 +1,6 @@
 """Gemma 2 (Riviere et al. 2024, arXiv 2408.00118).
 
-Unlike Gemma: norms behind attention and feed-forward network too; every second layer sees a window only; soft caps on
+Unlike Gemma: norms after attention and feed-forward network too; every second layer sees a window only; soft caps on
 the scores and on the logits.
 """
 

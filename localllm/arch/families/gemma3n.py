@@ -29,7 +29,7 @@ NOTHING = 1e-30  # for norms without an epsilon
 class Gemma3n(LocallyRotated):
     """Only the first `own_states` layers make keys and values.
 
-    Gates of layers are cut at so many `deviations` above their mean, or not.
+    Gates of layers are cut at `deviations` standard deviations above their mean, or not.
     """
 
     own_states: int
@@ -47,7 +47,7 @@ class Gemma3n(LocallyRotated):
         return super().states()[: self.own_states]
 
     def state_of(self, layer: int) -> Paged:
-        """Compute what a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        """Return the KV cache that a layer reads: its own, or that of the last layer of its kind that has one."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
@@ -122,10 +122,7 @@ def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, own: Activation) -> Activation:
-    """Apply one layer: guesses for all streams, what becomes of the first one.
-
-    And what that says of the others.
-    """
+    """Apply one layer: predict all streams, compute the first one, and correct the others by it."""
     guesses = b.add(
         streams, b.mix_streams(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS)
     )
@@ -141,7 +138,7 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """Compute what the first stream, or what became of it, is like: [tokens, STREAMS], from -1 to 1."""
+    """Compute the modalities of the first stream, or of its output: [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
@@ -163,7 +160,7 @@ def layer_output(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activat
 
 
 def gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
-    """Compute what is so many standard deviations above the mean of a row, less that, and 0 elsewhere."""
+    """Subtract mean + `deviations` standard deviations from each row, and clamp at 0."""
     normed = b.layer_norm(x, None, NOTHING)  # by the deviation of all columns, not of one less
     deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)
     return b.multiply_heads(b.relu(b.plus(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)

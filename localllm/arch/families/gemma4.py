@@ -3,7 +3,7 @@
 Unlike Gemma 3: heads of layers with a window have another length; values are normalized, and may be the keys before
 their norm; scores are not scaled; the last layers may read the keys and values of earlier ones; some pairs of global
 layers do not turn (a frequency factor of 1e30). Each layer may have an embedding of the token of its own, which a gate
-on the residual stream lets in, and a factor for what it hands on. Experts, each with a factor, may stand beside the
+on the residual stream lets in, and a factor for what it hands on. Experts, each with a factor, may stand next to the
 feed-forward network; their router reads the residual stream, normalized.
 """
 
@@ -43,7 +43,7 @@ class Gemma4(Windowed):
         ]
 
     def state_of(self, layer: int) -> Paged:
-        """Compute what a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        """Return the KV cache that a layer reads: its own, or that of the last layer of its kind that has one."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
@@ -101,7 +101,7 @@ def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
 
 
 def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, own: Activation) -> Activation:
-    """Add what a layer is told, as far as its gate lets it."""
+    """Add the layer's own embedding of the token, through a gate."""
     y = b.linear(b.geglu(b.linear(x, w.inp_gate), own), w.proj)
     return b.add(x, b.rms_norm(y, w.post_norm, h.epsilon))
 
@@ -136,7 +136,7 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
 def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
     """Look up the factor of each row's expert: [rows, 1].
 
-    By a matrix that has it in all places of its only row.
+    By a product with stacks of one-row matrices, each filled with an expert's factor.
     """
     many = factors.repeated(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)

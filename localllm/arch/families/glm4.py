@@ -1,6 +1,6 @@
 """GLM 4 0414 (GLM Team 2024, arXiv 2406.12793; 2025).
 
-Unlike llama: norms behind attention and feed-forward network too; gate and up are fused; rotation leaves the end of a
+Unlike llama: norms after attention and feed-forward network too; gate and up are fused; rotation leaves the end of a
 head; queries, keys and values may have biases. Those that see (GLM 4.1V, GLM-OCR) rotate pairs half of that apart, by
 several positions.
 """

@@ -56,8 +56,8 @@ class MixedStreams:
 class Glm5Next(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
-    By layer, whether it attends, and whether it chooses keys; heads of both kinds; what the logarithms of decays are
-    not below, None for no bound; limits of gates and what they meet, by layer, of experts and others.
+    By layer, whether it attends, and whether it chooses keys; heads of both types of layers; what the logarithms of
+    decays are not below, None for no bound; limits of gates and what they meet, by layer, of experts and others.
     """
 
     epsilon: float
@@ -76,14 +76,14 @@ class Glm5Next(Hyperparameters):
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
     def states(self) -> Sequence[State]:
-        """Latent rows, those of indexers and the last tokens of a pool.
+        """Return the states of a layer: latent rows, rows of the indexer and the last tokens of a pool.
 
         Or the last queries, keys and values, and matrices.
         """
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
 
     def of_layer(self, layer: int) -> list[State]:
-        """Compute what one layer keeps."""
+        """Return a layer's states."""
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
             return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
@@ -178,10 +178,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
 def half(
     b: Builder, w: Weights, h: Any, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
-    """Compute what goes into the half of a layer with that name.
-
-    And what adds to the streams what it makes.
-    """
+    """Return the input of a half of a layer, and a function that adds its output to the streams."""
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     factors, offsets = scale.shaped(3).vector(), base.shaped((2 + n) * n).vector()

@@ -47,7 +47,7 @@ def read(fields: Fields) -> Granite:
 
 
 def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
-    """Compute what else is Granite's. Raises ModelError."""
+    """Read Granite's scales. Raises ModelError."""
     return {
         "routing": read_routing(fields),
         "embedding_scale": fields.number("embedding_scale", 0.0) or 1.0,

@@ -1,6 +1,6 @@
 """Granite 4 with windows (IBM 2026).
 
-Unlike Granite 3: some layers see a window, and some rotate nothing, as the file says; each head has a sink; the gate's
+Unlike Granite 3: some layers see a window, and some have no RoPE, as the file says; each head has a sink; the gate's
 matrix of the expert for all tokens is above the other one.
 """
 

@@ -1,6 +1,6 @@
 """Granite 4 (IBM 2025), and Bamba.
 
-Unlike Granite 3: layers without key-value heads are those of Mamba 2; some models rotate nothing.
+Unlike Granite 3: layers without key-value heads are those of Mamba 2; some models have no RoPE.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Granite Switch (IBM 2026): Granite 4.1 with adapters in the file, which tokens switch on.
 
-Unlike granite: every matrix has a low-rank one beside it for each adapter (LoRA, Hu et al. 2021, arXiv 2106.09685), and
-number 0, of zeros, for none. A token of an adapter's own stands for it in a text; what is read instead is another. A
-head without weights looks for it: queries are 1, keys of such tokens large and of others small, values the adapters'
+Unlike granite: every matrix has a low-rank one next to it for each adapter (LoRA, Hu et al. 2021, arXiv 2106.09685),
+and number 0, of zeros, for none. A token of an adapter's own stands for it in a text; what is read instead is another.
+A head without weights looks for it: queries are 1, keys of such tokens large and of others small, values the adapters'
 numbers. The number that comes out, rounded, is the token's adapter.
 """
 
@@ -94,7 +94,7 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
 
 
 def adapters(b: Builder, h: GraniteSwitch) -> Choice:
-    """Return which adapter each token has: the number that is nearest to what the head sees."""
+    """Return each token's adapter: the number nearest to the head's output."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     own, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
@@ -118,7 +118,7 @@ def table(name: str, first: np.ndarray, columns: int) -> Weight:
 def linear_with_adapter(
     b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
-    """Compute what a matrix makes of x, and that of the token's adapter beside it."""
+    """Multiply x by a matrix, and add the product with the LoRA matrices of the token's adapter."""
     low, high = w.exactly(f"{name}.lora_a"), w.exactly(f"{name}.lora_b")
     slots = len(h.tokens) + 1
     low.shaped(slots, h.rank, matrix.shape[1])

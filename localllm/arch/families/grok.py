@@ -1,8 +1,8 @@
 """Grok 1 and 2 (xAI 2024, 2025).
 
-Unlike llama: GELU; rotated pairs are half a head apart; norms behind attention and feed-forward network too; factors
+Unlike llama: GELU; rotated pairs are half a head apart; norms after attention and feed-forward network too; factors
 for embeddings, scores and logits, a largest magnitude of scores, and of logits in some; Grok 2 has a feed-forward
-network beside the experts. Routers have no cap, whatever the file says, and queries do not grow, as in llama.cpp.
+network next to the experts. Routers have no cap, whatever the file says, and queries do not grow, as in llama.cpp.
 """
 
 from dataclasses import replace
@@ -56,7 +56,7 @@ def read(fields: Fields) -> Grok:
 def read_stretch(fields: Fields, rope: Rope) -> Rope:
     """Read YaRN, which keeps pairs that turn 8 times in the original context. Raises ModelError.
 
-    If the file says nothing else.
+    Unless the file says otherwise.
     """
     if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
         raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")

@@ -85,10 +85,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
 
 
 def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
-    """Apply a dense network, or experts, whose gates are limited.
-
-    And one for all tokens, whose gate is not.
-    """
+    """Apply a dense network, or experts with clamped gates and a shared one without clamping."""
     if not w.get("ffn_gate_inp", by_layer=True):
         return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
     y = feed_forward_or_experts(b, w, h.routing, x, limited_swiglu(b, h.limits[layer]))

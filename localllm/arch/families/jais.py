@@ -1,6 +1,6 @@
 """Jais (Sengupta et al. 2023, arXiv 2308.16149).
 
-Unlike llama: scores fall with the distance (ALiBi), and nothing is rotated; they are divided by a head's length, not by
+Unlike llama: scores decrease with distance (ALiBi), and there is no RoPE; they are divided by a head's length, not by
 its root; layer norms; biases everywhere; queries, keys and values by one matrix.
 """
 

@@ -1,7 +1,7 @@
 """Jamba (AI21 2024, arXiv 2403.19887, 2408.12570).
 
 Unlike llama: most layers, those without key-value heads, are those of Mamba, with norms for what its scan gets; the
-others rotate nothing; some have experts, whose weights do not add up to 1.
+others have no RoPE; some have experts, whose weights do not add up to 1.
 """
 
 from collections.abc import Sequence

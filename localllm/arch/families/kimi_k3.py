@@ -1,6 +1,6 @@
 """Kimi K3 (Moonshot AI 2026).
 
-Unlike Kimi Linear: of every few layers what goes into the first is kept, and the stream begins anew behind its
+Unlike Kimi Linear: of every few layers what goes into the first is kept, and the stream begins anew after its
 attention; each half of a layer gets a mixture of what was kept and the stream, by the softmax of their scores. Experts
 work on narrower rows; gates are bounded by a tanh, and so is what they meet; layers that attend have a gate, too.
 """
@@ -80,7 +80,7 @@ def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
 def mix_streams_of(
     b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str
 ) -> Activation:
-    """Compute what was kept and the stream, by the softmax of their scores."""
+    """Mix the kept inputs and the stream, weighted by the softmax of their scores."""
     if not h.period:
         return x
     by = w.require(name).shaped(h.width)
@@ -109,7 +109,7 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
 
 
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
-    """Apply a dense network, or experts on narrower rows, and beside them one for all tokens."""
+    """Apply a dense network, or experts on narrower rows, and a shared one next to them."""
     gate = bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated_feed_forward(b, w, x, gate)

@@ -47,7 +47,7 @@ def read(fields: Fields) -> KimiLinear:
 
 
 def read_kimi(fields: Fields) -> dict[str, Any]:
-    """Compute what those have in common that are built alike. Raises ModelError."""
+    """Read the hyperparameters that Kimi models share. Raises ModelError."""
     common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
     latent = fields.count("attention.kv_lora_rank")
@@ -102,7 +102,7 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
 
 
 def rates_of(w: Weights, h: KimiLinear) -> Weight:
-    """Return that of each head for all of its numbers."""
+    """Repeat each head's decay rate for all of its numbers."""
     rates = w.exactly("ssm_a")
     return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
 
@@ -111,9 +111,9 @@ def delta_heads(
     b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
-    """Return the same, of decays and a gate [tokens, heads * delta_dim]; epsilon.
+    """Compute the heads' outputs from decays and a gate [tokens, heads * delta_dim].
 
-    Of heads of length 1, if it is another.
+    epsilon: of the heads' L2 norm, if it differs.
     """
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")

@@ -66,7 +66,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
-    """Return the last few tokens, through a gate before and one behind."""
+    """Convolve the last few tokens, between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
     y = b.convolve(b.multiply(before, inner), taps, state, silu=False)

@@ -1,8 +1,8 @@
 """Llama 4 (Meta 2025).
 
-Unlike llama: of four layers the last one rotates nothing and sees all, with queries that grow with their position; the
+Unlike llama: of four layers the last one has no RoPE and sees all, with queries that grow with their position; the
 others see the tokens of their chunk, and normalize queries and keys, without weights, once they are rotated. Some
-layers have experts beside one for all tokens; their sigmoids multiply what they get.
+layers have experts next to a shared one; their sigmoids multiply what they get.
 """
 
 from collections.abc import Sequence

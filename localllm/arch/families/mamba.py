@@ -67,7 +67,7 @@ def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> 
 
 
 def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
-    """Compute what a layer adds to the residual stream."""
+    """Compute the output of a layer, without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
     inner = b.convolve(inner, w.ssm_conv1d, state)

@@ -74,7 +74,7 @@ def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) ->
 def mamba2_mixer(
     b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation
 ) -> Activation:
-    """Compute what a layer adds to the residual stream."""
+    """Compute the output of a layer, without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))

@@ -32,7 +32,7 @@ class MiniMax01(Transformer):
         return [state if self.attends[state.layer] else kept[state.layer] for state in super().states()]
 
     def slopes(self, layer: int) -> list[float]:
-        """Return how fast heads fade: as ALiBi's (Press et al. 2021), the slower the later the layer."""
+        """Return the heads' decay slopes: ALiBi's (Press et al. 2021), smaller in later layers."""
         heads = self.attention.heads[layer]
         slower = 1 - layer / max(self.layers - 1, 1) + 1e-5
         return [slower * 2 ** (-8 * (head + 1) / heads) for head in range(heads)]
@@ -56,7 +56,7 @@ def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
 def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
     """Apply one layer: attention of one kind or the other, then experts.
 
-    Each output is added to what it was made of.
+    Each output is added to its input.
     """
     assert h.routing is not None
     x = b.rms_norm(x, w.attn_norm, h.epsilon)

@@ -24,8 +24,10 @@ from localllm.frozen import frozen
 class MiniMaxM3(Transformer):
     """The hyperparameters of MiniMax M3.
 
-    Layers that see everything; numbers of an indexer's heads; how many blocks of so many positions are seen, and the
-    last ones among them that always are.
+    Attributes:
+        dense: layers that see all keys.  index_dim: the dimension of an indexer's heads.
+        blocks, block: the number of selected blocks, and their size in positions.
+        local: how many of the last blocks are always selected.
     """
 
     dense: int
@@ -40,7 +42,7 @@ class MiniMaxM3(Transformer):
         return [*super().states(), *indexes]
 
     def index(self, layer: int) -> Latent | None:
-        """Compute what is kept for a layer's indexer."""
+        """Return the state of a layer's indexer."""
         return Latent(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
 
 

@@ -25,7 +25,7 @@ class Nanbeige(Transformer):
     skips_norm: bool
 
     def states(self) -> Sequence[Paged]:
-        """Return those of the layers, once for each loop."""
+        """Return the layers' states, once for each loop."""
         a = self.attention
         return [Paged(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 

@@ -1,7 +1,7 @@
 """Nemotron H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3 Nano and Super (2025), with experts.
 
-Every layer is one of three: attention, which rotates nothing, Mamba 2, or a feed-forward network without a gate, whose
-function is the square of ReLU. Experts, which may read and write fewer columns, are beside one for all tokens.
+Every layer is one of three: attention, which has no RoPE, Mamba 2, or a feed-forward network without a gate, whose
+function is the square of ReLU. Experts, which may read and write fewer columns, are added to a shared one.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
 
 
 def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x: Activation) -> Activation:
-    """Compute what a layer adds to the residual stream."""
+    """Compute the output of a layer, without the residual."""
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
         return mamba2_mixer(b, w, h.space, h.epsilon, state, x)
@@ -69,7 +69,7 @@ def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x
 
 
 def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
-    """Apply the chosen experts to each token, and the one beside them."""
+    """Apply the chosen experts to each token, and the one next to them."""
     w.require_biases("exp_probs_b")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
     rows = b.gather(b.linear(x, w.ffn_latent_down) if h.narrow else x, choice)

@@ -1,6 +1,6 @@
 """PLaMo 2 (Preferred Networks 2024, arXiv 2509.04897).
 
-Unlike Jamba: norms behind both parts of a layer; heads of queries and keys are normalized, each with numbers of its
+Unlike Jamba: norms after both parts of a layer; heads of queries and keys are normalized, each with numbers of its
 own; all columns of a head of Mamba forget at one rate; what goes into the scan has norms.
 """
 

@@ -125,7 +125,7 @@ def attention(
 ) -> Activation:
     """Compute the heads' outputs, through their gates.
 
-    Each head's query has its gate behind it. chosen: as of Scores.
+    A gate follows each head's query. chosen: as of Scores.
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
@@ -151,7 +151,7 @@ def delta_net(
 
 
 def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
-    """Return how much heads write and forget, by a matrix for each, or one for both.
+    """Compute the heads' write strengths and decays, by one matrix each, or one for both.
 
     In turn for the heads that share keys.
     """

@@ -1,7 +1,7 @@
 """Qwen 4, as released for trying (Alibaba 2026): Qwen3.8-Flash-Next.
 
 Unlike Qwen 3.5 with experts: several residual streams instead of norms; layers that attend see only blocks of keys that
-an indexer chooses, by the mean of a block's keys; one layer knows which sequences of tokens stand before.
+an indexer chooses, by the mean of a block's keys; one layer adds embeddings of the n-grams that end at each token.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class BlockIndexer:
     """An indexer of blocks.
 
     Heads of an indexer, and the length of each; by layer, of how many tokens a block is, 0 where all keys are seen; how
-    many tokens all the blocks have that are seen.
+    many tokens the selected blocks have together.
     """
 
     heads: int
@@ -127,10 +127,7 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
 def half(
     b: Builder, w: Weights, h: Qwen4, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
-    """Compute what goes into the half of a layer with that name.
-
-    And what adds to the streams what it makes.
-    """
+    """Return the input of a half of a layer, and a function that adds its output to the streams."""
     y, normed = mean_of_streams(b, w, h, x, name)
     weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
     weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
@@ -152,10 +149,7 @@ def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
 
 
 def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
-    """Compute what a layer's tokens learn of each other.
-
-    By the delta rule, whose gate is a sigmoid here, or by attention.
-    """
+    """Mix a layer's tokens by the delta rule, with a sigmoid gate, or by attention."""
     state, *others = states
     if isinstance(state, Paged):
         return attention(b, w, h, state, x, choose(b, w, h, others, x))
@@ -166,7 +160,7 @@ def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation
 def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
     """Select the keys that tokens see, None for all of them.
 
-    Those of some blocks, and those behind the last whole one.
+    Keys of the selected blocks, and those after the last whole block.
 
     A block's key turns as its first token does.
     """

@@ -1,7 +1,7 @@
 """SmallThinker (Song et al. 2025, arXiv 2507.20984).
 
 Unlike llama: rotated pairs are half a head apart; three of four layers see a window, the first one of four sees all and
-rotates nothing; what goes into a layer chooses its experts, before attention; their gates are ReLUs.
+has no RoPE; what goes into a layer chooses its experts, before attention; their gates are ReLUs.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows

@@ -1,4 +1,4 @@
-"""SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer rotates nothing."""
+"""SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer has no RoPE."""
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward

@@ -1,7 +1,7 @@
 """Step 3.5 (StepFun 2026).
 
 Unlike llama: layers with a window have heads and a rotation of their own, the others rotate half a head; a gate for
-each head; heads of queries and keys are normalized; layers with experts, beside one for all tokens, whose gates may be
+each head; heads of queries and keys are normalized; layers with experts, next to a shared one, whose gates may be
 limited; rotated pairs are half the rotated numbers apart.
 """
 

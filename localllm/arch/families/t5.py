@@ -2,8 +2,8 @@
 
 Their encoders alone, too (Sentence-T5, 2108.08877).
 
-Unlike llama: an encoder, whose tokens see those behind them, reads the text, and a decoder writes the answer, whose
-layers see what the encoder has made of the text, too; nothing is rotated, scores get biases by distance, which the
+Unlike llama: an encoder, whose tokens see later ones, too, reads the text, and a decoder writes the answer, whose
+layers see what the encoder has made of the text, too; there is no RoPE, scores get biases by distance, which the
 first layer has for all, and are not scaled; a ReLU, or GELU with a gate.
 """
 
@@ -101,7 +101,7 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
 
 
 def encode(b: Builder, w: Weights, h: T5) -> Activation:
-    """Cache a text's keys and values for each layer of the decoder; return a row that nothing uses."""
+    """Cache a text's keys and values for each layer of the decoder; return a dummy row."""
     x = encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
     for number, state in enumerate(h.states()[-h.decoder_layers :]):
         layer = w.part("dec.").block(number)
@@ -110,7 +110,7 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
 
 
 def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """Compute what the encoder makes of a text's embeddings."""
+    """Run the encoder on a text's embeddings."""
     biases = distances(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
         layer = w.block(state.layer)
@@ -127,7 +127,7 @@ def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **give
 
 
 def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """Compute x, and what the network makes of it."""
+    """Add the network's output to x."""
     w.ffn_up.shaped(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))

@@ -1,9 +1,9 @@
 """The vision encoders, one file each; a file's clip.projector_type names the one to use.
 
-A family's file has MARKS: control tokens that it needs; `read(fields)`; `prepared(h, picture)`: which pictures an
-encoder sees of an image and what stands for them among tokens; `tower(b, w, h, x)`: the transformer, in verbs;
-`gathered(h, x, grid)`: which of its rows become one, in NumPy; and `project(b, w, h, x)`: rows as a language model
-reads them, in verbs. Gemma 3's also has `panned(h, picture)`: as `prepare`, with crops.
+A family's file has MARKS: control tokens that it needs; `read(fields)`; `prepared(h, picture)`: into which pictures an
+image is cut, and which tokens represent them; `tower(b, w, h, x)`: the transformer, in verbs; `gathered(h, x, grid)`:
+which of its rows become one, in NumPy; and `project(b, w, h, x)`: rows as a language model reads them, in verbs. Gemma
+3's also has `panned(h, picture)`: as `prepare`, with crops.
 
 Files are those that llama.cpp writes (mmproj-*.gguf).
 """

@@ -38,7 +38,7 @@ class AnySize(Vision):
         return (1,) * quarter + (2,) * quarter
 
     def fit(self, picture: Picture) -> Any:
-        """Resize a picture as the encoder wants it."""
+        """Resize a picture to the encoder's limits."""
         return with_bars(picture, self.whole_size(picture.size), BICUBIC)
 
     def whole_size(self, size: Size) -> Size:

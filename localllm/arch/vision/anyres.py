@@ -3,8 +3,8 @@
 All of an image in one square, and tiles of it, at the size of a few in which it fits best.
 
 As it was trained, and as Hugging Face's transformers does it: all of it comes first, then the rows of the tiles line by
-line, without those of the black bars, each line with an embedding of its own behind it. llama.cpp has the tiles first,
-one behind the other as they are, and an image that is no larger than a square in one.
+line, without those of the black bars, each line with an embedding of its own after it. llama.cpp has the tiles first,
+one after the other as they are, and an image that is no larger than a square in one.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Anyres(NamedTuple):
 
     Attributes:
         sizes: of which an image is made the best one, pixels, whole tiles; none: it is not cut.
-        is_unpadded: whether the tiles' rows are put together to lines; else they are one behind the other.
+        is_unpadded: whether the tiles' rows are put together to lines; else they are one after the other.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -59,11 +59,11 @@ def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
 
 
 def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
-    """Return the rows of the squares of an image of that size, float32 [rows, width] each.
+    """Order the rows of the tiles of an image of that size, float32 [rows, width] each.
 
     As the language model reads them.
 
-    newline: float32 [width], the embedding behind a line.
+    newline: float32 [width], the embedding after a line.
     """
     if not how.is_unpadded:
         return np.concatenate(rows)
@@ -90,7 +90,7 @@ def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
 
 
 def newline_of(w: Weights, how: Anyres, width: int) -> Weight | None:
-    """Return the embedding behind a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
+    """Return the embedding after a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
     found = next(filter(None, map(w.bare, NEWLINES)), None)
     if found is None and how.is_unpadded:
         raise ModelError(f"the model has no tensor {NEWLINES[0]}")

@@ -4,7 +4,7 @@ A picture and a text as vectors of one space, by an encoder for each.
 
 Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.cpp's legacy converter writes, too:
 `general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
-tensors below `t.` and `v.`, and a projection behind each. llama.cpp itself reads no text encoder.
+tensors below `t.` and `v.`, and a projection after each. llama.cpp itself reads no text encoder.
 
 Of a text, tokens see those before them, and the last one's row becomes the vector; of a picture it is the row of a
 token that stands for all of it.
@@ -70,7 +70,7 @@ class Towers(NamedTuple):
 
 
 def is_pair(file: GGUFFile) -> bool:
-    """Return whether a file has an encoder for texts beside that for pictures."""
+    """Return whether a file has an encoder for texts next to that for pictures."""
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 

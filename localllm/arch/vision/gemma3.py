@@ -1,7 +1,7 @@
 """Gemma 3 (Gemma Team 2025, arXiv 2503.19786): SigLIP, whose patches are averaged in squares.
 
 A picture is made square, 896 pixels wide, whatever its shape; its 256 rows see each other in the language model.
-With pan-and-scan, if somebody asks for it, crops of a long picture follow, as Hugging Face's transformers has them.
+With the option pan-and-scan, crops of a long picture follow, as Hugging Face's transformers has them.
 """
 
 from typing import ClassVar
@@ -40,9 +40,9 @@ def prepare(h: Vision, picture: Picture) -> Prepared:
 
 
 def panned(h: Vision, picture: Picture) -> Prepared:
-    """Return the same of a picture that is too short to be cut.
+    """Prepare a picture with pan-and-scan: its square, and one of each crop, with words around.
 
-    Else its square, and one of each crop, with words around.
+    Only the square of one that is not long enough.
     """
     boxes = crops(picture.size)
     if not boxes:

@@ -20,7 +20,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         pictures: that the encoder sees, each on its own.
-        parts: what stands for the image among tokens: texts, which may name control tokens, and numbers of pictures,
+        parts: the tokens that represent the image: texts, which may name control tokens, and numbers of pictures,
             as `Vision.arranged` has put them together.
     """
 
@@ -83,7 +83,7 @@ class Vision:
 
     @property
     def row_width(self) -> int:
-        """Numbers of what it makes of some patches."""
+        """Numbers in a row of the encoder's output."""
         return self.out
 
     @property
@@ -97,7 +97,7 @@ class Vision:
         return self.side // self.patch, self.side // self.patch
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:
-        """Compute what the encoder is given of a picture, float32 [patches, columns]."""
+        """Compute the encoder's input for a picture, float32 [patches, columns]."""
         return pixels_of(self, picture)
 
     def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
@@ -173,7 +173,7 @@ def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any
 
 
 def projector_type(fields: Fields) -> str:
-    """Compute what a file calls its projector. Raises ModelError."""
+    """Return the projector's type. Raises ModelError."""
     return fields.text("projector_type" if fields.has("projector_type") else "vision.projector_type")
 
 
@@ -196,7 +196,7 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
 def pixels_of(h: Vision, picture: Any) -> np.ndarray:
     """Return a picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch].
 
-    Each colour's pixels together, as the weights of a convolution lie.
+    Pixels are ordered by colour channel, as the weights of a convolution are.
     """
     numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32)
     numbers /= np.float32(255)

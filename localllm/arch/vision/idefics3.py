@@ -1,9 +1,9 @@
 """Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299).
 
-SigLIP, of whose patches squares are put one behind the other.
+SigLIP, of whose patches squares are put one after the other.
 
 An image is cut in squares of the side that the encoder was trained for, after it was made as long as the file says
-(`preproc_image_size`); behind them comes the whole image as one more square.
+(`preproc_image_size`); after them comes the whole image as one more square.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """InternVL 2.5, 3 and 3.5 (Zhu et al. 2025, arXiv 2504.10479).
 
-A vision transformer of theirs, of whose patches squares are put one behind the other, then a norm and two matrices.
+A vision transformer of theirs, of whose patches squares are put one after the other, then a norm and two matrices.
 
-A large image is cut in tiles of the side that the encoder was trained for; behind them comes all of it as one more. As
+A large image is cut in tiles of the side that the encoder was trained for; after them comes all of it as one more. As
 in Hugging Face's transformers the token that stands for the whole picture (`class_embd`) comes first; llama.cpp puts it
-behind the patches, so that each of these has its neighbour's position.
+after the patches, so that each of these has its neighbour's position.
 """
 
 from typing import Any, ClassVar

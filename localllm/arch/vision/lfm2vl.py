@@ -1,9 +1,9 @@
 """LFM2-VL (Liquid AI 2025, arXiv 2511.23404): SigLIP 2 (Tschannen et al. 2025, 2502.14786), for any picture size.
 
-A table of positions for a square picture is stretched. Squares of patches are put one behind the other.
+A table of positions for a square picture is stretched. Squares of patches are put one after the other.
 
 An image of up to 512 rows is one picture, stretched to whole rows; a larger one is cut in tiles of 512 pixels, with
-black bars; behind them comes all of it as one more.
+black bars; after them comes all of it as one more.
 """
 
 from typing import Any, ClassVar

@@ -4,7 +4,7 @@ CLIP (Radford et al. 2021, 2103.00020) up to the layer before its last, and two 
 
 An image is made square by bars of CLIP's mean colour; in 1.6 it is cut (localllm.arch.vision.anyres). As in Hugging
 Face's transformers, all layers of the file count, the token that stands for the whole image (`class_embd`) comes first,
-and GELU is exact. llama.cpp leaves out the file's last layer and puts that token behind the patches, so that each of
+and GELU is exact. llama.cpp leaves out the file's last layer and puts that token after the patches, so that each of
 these has its neighbour's position.
 """
 
@@ -50,9 +50,9 @@ class Llava(Vision):
 
 
 def with_whole(h: Vision, picture: Any) -> np.ndarray:
-    """Return zeros for the token that stands for the whole picture.
+    """Return the patches after a row of zeros for the class token.
 
-    And the patches, float32 [1 + patches, pixels].
+    float32 [1 + patches, pixels].
     """
     return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 
@@ -96,7 +96,7 @@ def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
 
 
 def positions(b: Builder, v: Weights) -> Weight:
-    """Return the table of positions, whose first row has what stands for the whole image, too.
+    """Return the table of positions; the class token's embedding is added to its first row.
 
     That has no pixels.
     """

@@ -51,7 +51,7 @@ def read(fields: Fields) -> Pixtral:
 
 
 def prepare(h: Pixtral, picture: Picture) -> Prepared:
-    """Return one picture, and the mark behind it."""
+    """Resize an image to one picture, followed by the end-of-image token."""
     return Prepared([h.fit(picture)], [0, *MARKS])
 
 

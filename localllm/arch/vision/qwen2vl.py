@@ -24,10 +24,7 @@ WINDOW = 112  # pixels, on each side
 
 @frozen
 class Qwen2Vision(AnySize):
-    """pattern: of so many layers the last one sees the whole picture, the others windows of it; 0.
-
-    All see it.
-    """
+    """pattern: every `pattern`-th layer sees the whole picture, the others windows of it; 0: all see it."""
 
     pattern: int
 

@@ -52,7 +52,7 @@ def read(fields: Fields) -> Qwen3Vision:
 
 
 def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
-    """Compute a row for each patch: what the last layer makes of it, and then those whose rows go deep."""
+    """Compute a row for each patch: the output of the last layer, and then those of the deepstack layers."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
     positions = b.slice_columns(x, h.pixels, h.columns)

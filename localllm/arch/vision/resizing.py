@@ -56,10 +56,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
-    """Return the size that is nearest to a picture's.
-
-    Of whole units on each side and not too few or too many pixels.
-    """
+    """Return the nearest size to a picture's with whole units on each side and a number of pixels within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

@@ -1,6 +1,4 @@
-"""Images that are cut in tiles.
-
-What they are resized to, of the sizes that an encoder allows, and the tiles of it.
+"""Images that are cut into tiles: chooses one of the sizes that an encoder allows, and its tiles.
 
 As llama.cpp does it, in float32.
 """
@@ -29,7 +27,7 @@ def most_used(size: Size, allowed: Sequence[Size]) -> Size:
 
 
 def grids(least: int, most: int, side: int) -> list[Size]:
-    """List the sizes of grids of so many whole tiles."""
+    """List the sizes of grids of `least` to `most` whole tiles."""
     return [
         (columns * side, rows * side)
         for columns in range(least, most + 1)

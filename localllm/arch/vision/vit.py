@@ -65,7 +65,7 @@ def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
 
 
 def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, turn: Turn | None = None) -> Activation:
-    """Return the first so many layers. turn: what is done with queries and keys."""
+    """Apply the first `layers` layers. turn: what is done with queries and keys."""
     for state in h.states()[:layers]:
         x = block(b, w.block(state.layer), h, state, x, turn)
     return x

@@ -26,9 +26,9 @@ class TerminalConversation:
     """A conversation on the terminal, with one model at a time.
 
     Attributes:
-        model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
+        model: the one.  options: how it answers.  lines: the messages, as sessions store them.
         markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
-        file: the session's, None for a conversation that nobody keeps.
+        file: the session's, None for a conversation that is not saved.
         folder: whose passages go with every question, None for none.
         texts: of files that go with the next question.  images: that do, paths.
         branches: conversations that were left, by their names; None if a session has it.  name: of this one.
@@ -74,7 +74,7 @@ class TerminalConversation:
         return result
 
     def look(self, path: str) -> None:
-        """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""
+        """Attach an image to the next question. Raises UsageError, ModelError for one that cannot be read."""
         if self.model.file is None:
             from localllm.images.opened import load_image  # seldom needed
 
@@ -285,7 +285,7 @@ class TerminalConversation:
     # ---- sessions ----
 
     def keep(self) -> None:
-        """Write what was said, if it is a session."""
+        """Write the conversation to its session file, if it has one."""
         if self.file:
             file = self.file
             self._written(lambda: file.write(self.lines))
@@ -337,7 +337,7 @@ class TerminalConversation:
             )
 
     def leave(self) -> None:
-        """Let others have the session. What was read for it goes to the cache, so that it is quick to come back."""
+        """Release the session's lock, and write its prefix to the cache."""
         if self.file:
             self.model.session.leave()
             self.file.close()

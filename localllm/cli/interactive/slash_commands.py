@@ -316,7 +316,7 @@ def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[t
 
 
 def paths(begun: str) -> list[str]:
-    """Files and folders that begin so; folders end with a slash, hidden ones are for those who ask for them."""
+    """List files and folders that begin so; folders end with a slash, hidden ones need a typed dot."""
     stem = os.path.basename(begun)
     folder = begun.removesuffix(stem)
     try:

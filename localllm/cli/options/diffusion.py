@@ -1,4 +1,4 @@
-"""localllm run, of models that fill masked places: the options, named as llama.cpp's, and the text as it settles."""
+"""Options of `localllm run` for diffusion models: the options, named as llama.cpp's, and the text as it settles."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -40,7 +40,7 @@ class InfillGroup:
                 raise UsageError(f"--suffix cannot be combined with {name.replace('_', ' ')}")
 
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
-        """Return the text behind the gap, None without these options. Raises UsageError, ContextError.
+        """Return the text after the gap, None without these options. Raises UsageError, ContextError.
 
         most_bytes: as of whole_prompt.
         """

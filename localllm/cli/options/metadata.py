@@ -36,7 +36,7 @@ class MetadataGroup:
     ] = None
 
     def edits(self, packed: "Mapping[str, Any]") -> "MetadataEdits":
-        """Return what changes in this metadata. Raises UsageError, LocalllmError."""
+        """Return the changes to this metadata. Raises UsageError, LocalllmError."""
         from localllm.quantizing.metadata_edits import resolve_edits
 
         return resolve_edits(self.set_metadata or (), self.remove_metadata or (), self.chat_template_file, packed)

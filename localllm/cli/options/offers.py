@@ -15,7 +15,7 @@ def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def offer_models(incomplete: str) -> Words:
-    """Offer the names of models on the disk and the user's aliases, with what they stand for.
+    """Offer the names of models on the disk and the user's aliases, with their targets.
 
     Without those that have a colon, where bash begins a new word.
     """

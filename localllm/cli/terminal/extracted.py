@@ -13,7 +13,7 @@ NO_BLOCK = "localllm: the answer has no code block; this is all of it"
 
 
 class FirstBlock:
-    """A Page that shows the first code block, and ends the answer behind it."""
+    """A Page that shows the first code block, and ends the answer after it."""
 
     def __init__(self, answer: "Generation"):
         self._answer, self._page, self._reader = answer, page(), BlockReader()

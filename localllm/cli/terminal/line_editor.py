@@ -119,7 +119,7 @@ def prompt() -> AnyFormattedText:
 
 
 def is_open(text: str) -> bool:
-    """Whether a text begins with three quotes, and those that end it are still to come."""
+    """Return whether a text begins with three quotes that are not closed yet."""
     inner = text.strip()
     return inner.startswith(QUOTES) and not (len(inner) >= 2 * len(QUOTES) and inner.endswith(QUOTES))
 

@@ -47,14 +47,14 @@ def write(text: str) -> None:
 
 
 def stdin() -> Any:
-    """Return stdin as bytes; if no input comes for a while, as where ssh or a build left it open, print a hint."""
+    """Return stdin as bytes; print a hint if no input comes for a while, as when ssh or a build left it open."""
     if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
         say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
 
 
 def end_output() -> None:
-    """Nothing more will be written: who reads stdout sees its end."""
+    """Close stdout, so that its reader sees the end."""
     sys.stdout.flush()
     discard_output()
 
@@ -83,7 +83,7 @@ def broken(line: str, stream: Any) -> str:
 
 
 def is_dumb() -> bool:
-    """Whether the terminal knows no escape sequences."""
+    """Return whether the terminal supports no escape sequences."""
     return os.environ.get("TERM") in ("dumb", "unknown") or not understands_escapes(sys.stdout, sys.stderr)
 
 
@@ -123,7 +123,7 @@ def width_of(stream: Any) -> int:
 
 
 def beginning(text: str, width: int) -> str:
-    """Return the start of a text that fits so many columns; most East Asian characters and emoji take two."""
+    """Return the start of a text that fits `width` columns; most East Asian characters and emoji take two."""
     if text.isascii():
         return text[:width]
     from unicodedata import east_asian_width
@@ -148,7 +148,7 @@ class ProgressLine:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Show as much of the text as fits the line."""
+        """Show the text, cut to the width of the line."""
         text = beginning(text, width_of(sys.stderr) - 1)
         if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
             self._shown = text

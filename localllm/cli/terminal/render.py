@@ -21,7 +21,7 @@ def stream(
     thoughts: bool = True,
     out: "Page | None" = None,
 ) -> bool:
-    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays.
+    """Write the answer as it is generated, and a line break; True if Ctrl-C cut it short. Text that was printed stays.
 
     thoughts: show them, on a terminal.  out: what writes the answer, None for stdout.
     """
@@ -138,7 +138,7 @@ def count(number: int) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes in units that people use."""
+    """Format bytes in readable units."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"

@@ -1,4 +1,7 @@
-"""How an answer looks on a terminal while it comes: words stay whole at the end of a line, Markdown is rendered."""
+"""Rendering of an answer on a terminal while it is generated.
+
+Words stay whole at the end of a line, Markdown is rendered.
+"""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +24,7 @@ class Page(Protocol):
         """Add a piece of the answer."""
 
     def end(self) -> None:
-        """No more comes: the next thing begins a line."""
+        """End the text: the next thing begins a line."""
 
 
 def page(markdown: bool = False) -> Page:
@@ -48,7 +51,7 @@ class Plain:
 
 
 class Wrapped:
-    """Words whole, thoughts dim and an empty line behind them."""
+    """Wraps at words; shows reasoning dim, followed by an empty line."""
 
     def __init__(self, width: Callable[[], int] = columns):
         self._width, self._wrapper, self._was_thought, self._has_begun = width, Wrapper(width), False, False
@@ -111,7 +114,7 @@ class Wrapper:
         return self._place()
 
     def _take(self, cluster: str) -> str:
-        """Return what one character (grapheme cluster) releases."""
+        """Add a character (grapheme cluster) and return the text that can be printed now."""
         if is_space(cluster):
             shown = self._place()
             self._is_endless = False
@@ -165,7 +168,7 @@ def begins_word(word: str, cluster: str) -> bool:
 
 
 def is_wide(character: str) -> bool:
-    """Or a symbol, which may become an emoji by what comes next."""
+    """Return whether a character is wide, or a symbol that the next character may turn into an emoji."""
     return character > "\u1100" and (cells(character) > 1 or "\u2190" <= character <= "\u2bff" or character == "\ufe0f")
 
 
@@ -264,7 +267,7 @@ class Markdown:
 
 
 def blocks(text: str) -> list[str]:
-    """Markdown cut at empty lines, but for those in fenced code; the last piece is not at its end yet."""
+    """Split Markdown at empty lines outside fenced code; the last block may be incomplete."""
     found, lines, in_code = [""], text.split("\n"), False
     for number, line in enumerate(lines):
         is_last = number == len(lines) - 1

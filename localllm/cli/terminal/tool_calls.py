@@ -1,4 +1,4 @@
-"""Calls of tools as they come: each is shown, asked for, done, and what came of it goes to the model."""
+"""Tool calls of an answer: each is shown, confirmed and run, and its result goes to the model."""
 
 import json
 import sys

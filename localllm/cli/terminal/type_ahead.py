@@ -1,6 +1,6 @@
 """Keys typed while the model answers: not shown, and kept for the next prompt.
 
-Only Ctrl-C is heard, with which what was typed before is forgotten, as in a shell, and Ctrl-Z.
+Only Ctrl-C, which discards what was typed before it, as in a shell, and Ctrl-Z take effect.
 """
 
 import sys

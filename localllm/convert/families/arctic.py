@@ -8,7 +8,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def arctic(config: Config) -> CheckpointFacts:
-    """Read Arctic: experts beside a dense network as wide as the model."""
+    """Read Arctic: experts next to a dense network as wide as the model."""
     for name in ("use_residual", "parallel_attn_mlp_res"):
         config.only(name, True)
     config.only("moe_layer_frequency", 1)

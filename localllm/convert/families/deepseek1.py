@@ -16,7 +16,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def deepseek(config: Config) -> CheckpointFacts:
-    """Read DeepSeek MoE: experts beside shared ones, after the first layers."""
+    """Read DeepSeek MoE: experts next to shared ones, after the first layers."""
     for name, value in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("moe_layer_freq", 1)):
         config.only(name, value)
     h = decoder(config, scalings=())

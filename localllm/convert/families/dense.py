@@ -152,7 +152,7 @@ LONGEST = 1 << 18  # HunYuan's training context, where config.json says less
 
 
 def hunyuan_moe(config: Config) -> CheckpointFacts:
-    """Read HunYuan MoE: experts beside a shared one; some values are given per layer."""
+    """Read HunYuan MoE: experts next to a shared one; some values are given per layer."""
     layers = config.count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     said = {name: one_for_all(config, name, layers) for name in names}

@@ -24,7 +24,7 @@ NORMS_AROUND = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 
 def dots1(config: Config) -> CheckpointFacts:
-    """Read dots.llm1: experts beside a shared one, after the first layers."""
+    """Read dots.llm1: experts next to a shared one, after the first layers."""
     return with_deepseek_experts(config, decoder(config))
 
 

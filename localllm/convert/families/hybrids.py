@@ -104,7 +104,7 @@ KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_att
 
 
 def granitehybrid(config: Config) -> CheckpointFacts:
-    """Read Granite 4: no RoPE; experts beside a shared network, or the shared network alone."""
+    """Read Granite 4: no RoPE; experts next to a shared network, or the shared network alone."""
     h = granite(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if not isinstance(kinds, list) or len(kinds) != h.sizes["layers"] or not {*kinds} <= KINDS.keys():
@@ -138,7 +138,7 @@ GRANITEHYBRID = Family("granitehybrid", granitehybrid_layer, granitehybrid, rota
 
 
 def granitemoe_shared(config: Config) -> CheckpointFacts:
-    """Read Granite 3 with experts beside a shared network."""
+    """Read Granite 3 with experts next to a shared network."""
     h, shared = granitemoe(config), config.count("shared_intermediate_size", 0)
     return h.plus(
         {"shared_hidden": shared, "both_shared": 2 * shared}, expert_shared_feed_forward_length=shared or None

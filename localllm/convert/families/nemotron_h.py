@@ -78,7 +78,7 @@ def mixes(config: Config) -> bool:
 
 
 def nemotron_h_moe(config: Config) -> CheckpointFacts:
-    """Read Nemotron H with ungated experts beside a shared one."""
+    """Read Nemotron H with ungated experts next to a shared one."""
     config.only("n_group", 1)
     config.only("topk_group", 1)
     config.only("n_shared_experts", 1)

@@ -82,7 +82,7 @@ def attending(config: Config, layers: int) -> tuple[list[bool], int]:
 
 
 def qwen3next(config: Config) -> CheckpointFacts:
-    """Read Qwen3-Next: experts in every layer, beside a shared one."""
+    """Read Qwen3-Next: experts in every layer, next to a shared one."""
     return mixed(config, qwen_next(config))
 
 

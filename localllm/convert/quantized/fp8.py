@@ -20,7 +20,7 @@ SCALES = ("_scale_inv", "_scale")  # after a weight's name
 
 
 def open_fp8(tensors: Tensors, config: Config) -> Tensors:
-    """Dequantize the tensors that have a scale beside them. Raises ModelError."""
+    """Dequantize the tensors that have a scale next to them. Raises ModelError."""
     tensors.drop(*ACTIVATIONS)
     block = config.get("weight_block_size") or [128, 128]
     for name in [name for suffix in SCALES for name in tensors.names(suffix)]:

@@ -64,7 +64,7 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
 
 
 def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
-    """Find activations from which a cache is filled: keys, values, and what they are made of between products."""
+    """Find activations that end up in the KV cache: keys, values, and their inputs down to the last product."""
     stored: set[Activation] = set()
     for operation in reversed(operations):
         if isinstance(operation, Attend | SelectKeys):

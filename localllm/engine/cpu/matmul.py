@@ -274,7 +274,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return where the number of rows is, if they are too few for tiles, else 0; experts may have few of many."""
+    """Return a view of the number of rows, if there may be too few for tiles, else 0."""
     if isinstance(rows, Routed):
         return steps.counts[rows]
     place = {ALL: 0, WANTED: 1}[rows]

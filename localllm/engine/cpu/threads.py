@@ -89,7 +89,10 @@ class Threads:
         self._team.run(self._team.job.ctypes.data, 0, 0, 0)
 
     def run_steps(self, first: int, end: int) -> None:
-        """Run whole stages only, and set them for later runs; for a single caller that comes back for the others."""
+        """Limit a run to some whole stages, until it is called again.
+
+        For a single caller that runs the others later.
+        """
         self._team.choose(first, end)
         self.run()
 

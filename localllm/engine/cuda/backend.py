@@ -33,7 +33,7 @@ class CudaBackend:
     ):  # fmt: skip
         """Upload the model; on_cpu: how many of the first layers the CPU computes.
 
-        spare: bytes that the GPU has besides weights, buffers and one context. Raises MemoryLimitError,
+        spare: bytes of GPU memory left for further contexts. Raises MemoryLimitError,
         UnsupportedError.
         """
         self._card, self.warning, kv_type = card, None, options.kv_cache_type

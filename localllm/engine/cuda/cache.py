@@ -27,7 +27,7 @@ class CardMemory:
 
 
 class CudaCache(KVCache):
-    """Token places for all sequences."""
+    """The pages of all sequences."""
 
     def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
         """Allocate; spare: bytes available for more than one context. Raises MemoryLimitError, ModelError."""

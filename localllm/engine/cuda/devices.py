@@ -29,8 +29,8 @@ def place_layers(
 ) -> GpuPlacement:  # fmt: skip
     """Open the GPU that the options name, with as many layers as they say and it has memory for.
 
-    buffers(states, kv_type): bytes that a GPU needs besides weights and cache. With the device auto, the CPU computes
-    what no GPU can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
+    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto, the CPU
+    computes what no GPU can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
     UnsupportedError.
     """
     device, wanted, kv_type = options.backend, options.gpu_layers, options.kv_cache_type

@@ -1,4 +1,4 @@
-"""Compute how many of a model's layers fit a GPU."""
+"""Computes how many of a model's layers fit a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 def sizes(
     tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
 ) -> Sizes:
-    """Compute what a model's layers take, with a cache for `context` tokens."""
+    """Compute the bytes of each layer, with a cache for `context` tokens."""
     found, rest = [0] * layers, buffers
     for name, tensor in tensors.items():
         layer, size = LAYER.match(name), card_bytes(tensor)
@@ -42,12 +42,12 @@ def sizes(
 
 
 def card_bytes(tensor: Tensor) -> int:
-    """Compute what a tensor takes, which is more than in the file if the GPU has no kernels for its format."""
+    """Compute a tensor's bytes on the GPU, more than in the file if there are no kernels for its format."""
     return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
 
 
 def state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """Compute what a layer's state takes: all tokens, even with a window; recurrent ones snapshots too."""
+    """Compute the bytes of a layer's state: all tokens, even with a window; recurrent ones snapshots too."""
     if isinstance(state, Recurrent):
         return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)

@@ -200,7 +200,10 @@ class CudaProgram:
 
 
 def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
-    """Compute what a GPU needs besides weights and cache: buffers for BATCH tokens, and for uploads."""
+    """Compute the bytes that a GPU needs in addition to weights and cache.
+
+    Buffers for BATCH tokens, and for uploads.
+    """
     kept = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(kept, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None

@@ -20,7 +20,7 @@ from localllm.frozen import frozen
 
 
 class StepPlaces(NamedTuple):
-    """What steps read and write besides activations.
+    """The memory that steps read and write in addition to activations.
 
     layout: of recurrent states, if there are any.
     """

@@ -65,7 +65,7 @@ class Streams(NamedTuple):
 
 
 class KVCache:
-    """Token places for all sequences.
+    """The pages of all sequences.
 
     Attributes:
         pages: their number.  sequences: whole contexts that fit.  kv_type: storage type.

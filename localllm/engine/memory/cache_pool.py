@@ -27,5 +27,5 @@ class CachePool:
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
     def places(self) -> tuple[int, int]:
-        """Return token places in use and in all, whole pages."""
+        """Return the token places in use and in total, in whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

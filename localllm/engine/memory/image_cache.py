@@ -31,7 +31,10 @@ COUNTS, ROWS = "counts", "rows"  # parts of a file: rows per lot, int64 [lots]; 
 
 
 def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
-    """Compute what an image's rows depend on besides its pixels: 32 bytes; preparing: packages. Raises OSError."""
+    """Hash everything that an image's rows depend on in addition to its pixels, 32 bytes; preparing: packages.
+
+    Raises OSError.
+    """
     import PIL  # there is an image
 
     key = hashlib.blake2b(fingerprint(file, state_of(file), operations, KVType.of("f32")), digest_size=32)

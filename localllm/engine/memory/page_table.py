@@ -122,11 +122,11 @@ class PageTable:
         return length
 
     def shift(self, keep: int, count: int) -> int:
-        """Forget `count` tokens, whole pages, behind the first `keep`; how many there are then, see `truncate`.
+        """Drop `count` tokens, whole pages, after the first `keep`; return the new length, as `truncate` does.
 
-        The pages behind follow those that stay, and nobody else has them. If the first tokens fill no whole page, they
-        take the places of as many that are forgotten in the page that follows. What windows have lost is moved with the
-        rest, and goes back to the system later. Raises MemoryLimitError.
+        The later pages, which no other sequence shares, follow the kept ones. If the kept tokens do not fill a page,
+        they replace as many dropped ones in the next page. Pages that windows no longer see are moved with the rest,
+        and are released later. Raises MemoryLimitError.
         """
         self._cache.use(self.table[: self._given].tolist())
         self._given = 0

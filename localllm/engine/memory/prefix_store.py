@@ -87,7 +87,7 @@ class PrefixStore:
     # ---- finding ----
 
     def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
-        """Look up what files hold of these tokens, at most `most` from the beginning: whole runs, or all."""
+        """Find the longest stored prefix of these tokens, at most `most`: whole runs, or all."""
         if self._ended or not is_worth_caching(ids):
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
@@ -104,7 +104,10 @@ class PrefixStore:
         return None
 
     def _is_enough(self, pieces: list[PrefixChunk], opened: list[PrefixFile]) -> bool:
-        """Tell whether a sequence can continue after the opened chunks: all, or so many that some tokens are left."""
+        """Tell whether a sequence can continue after the opened chunks.
+
+        All, or with at least one token left to compute.
+        """
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
             return False
@@ -176,7 +179,7 @@ class PrefixStore:
     # ---- keeping ----
 
     def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
-        """Queue a sequence that has read a prompt for writing; it belongs to this object now.
+        """Queue a sequence that has read a prompt for writing, and take ownership of it.
 
         logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
         it is a conversation. An older pending write is dropped.
@@ -193,7 +196,7 @@ class PrefixStore:
             unwanted.sequence.close()
 
     def _write(self) -> None:
-        """Run the writing thread until nothing is left to do."""
+        """Write queued prefixes until the queue is empty."""
         while True:
             with self.lock:
                 read, self._waiting = self._waiting, None

@@ -41,7 +41,7 @@ class RoutedActivation(Activation):
 
 
 class Node(Protocol):
-    """An operation, for those who ask for nothing but what it reads and makes."""
+    """An operation as a node of the graph: its inputs and outputs."""
 
     @property
     def inputs(self) -> tuple[Activation, ...]: ...

@@ -1,4 +1,4 @@
-"""Attention, and the cache that it fills: what all targets have in common, who do the scores in their own way."""
+"""Attention and its KV cache: what all targets share; each computes scores in its own way."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from localllm.errors import ModelError
 
 
 class AttentionSteps(NamedTuple):
-    """What a target's own steps are made of: from queries, and what is in the cache, to results y."""
+    """The inputs of a target's attention steps: from queries, and what is in the cache, to results y."""
 
     state: Paged | Latent
     sides: tuple[Streams, Streams]
@@ -58,7 +58,7 @@ class Attend(StateOperation):
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: Steps) -> AttentionSteps:
-        """Append the steps that store new keys and values, and rotate them and the queries as the cache wants them."""
+        """Append the steps that store new keys and values, and rotate them and the queries if the cache is rotated."""
         inputs, state = list(self.inputs), self.state
         chosen = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
@@ -92,7 +92,7 @@ class Attend(StateOperation):
 
 
 class WriteKV(StateOperation):
-    """Keys and values go to the cache, for attention elsewhere."""
+    """Writes keys and values to the cache, without attention."""
 
     VERB = "write_kv"
 
@@ -103,7 +103,7 @@ class WriteKV(StateOperation):
 
 
 def reach_of(biases: np.ndarray | None) -> int:
-    """Return how many places behind and before a query have biases of their own."""
+    """Return how far from a query, on each side, positions have biases of their own."""
     return 0 if biases is None else biases.shape[1] // 2
 
 

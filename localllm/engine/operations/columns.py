@@ -65,7 +65,7 @@ class HeadDots(Operation):
 
 @operation
 class MixStreams(Operation):
-    """Weighted sums of streams that stand side by side."""
+    """Weighted sums of concatenated streams."""
 
     VERB = "mix_streams"
 

@@ -78,5 +78,5 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Find the places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
+    """Find the indices of the largest values of each row, int64 [rows, count]; of equal ones the first."""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]

@@ -1,4 +1,4 @@
-"""Operations that treat rows one by one and make as many columns as they read.
+"""Operations on single rows that keep the number of columns.
 
 The meaning of most is a formula in localllm.arch.verbs, and a row in localllm.kernels.verbs names their kernels: those
 need nothing here. Others have tensors of the file or sizes, which are checked and kept.
@@ -24,7 +24,7 @@ class Rowwise(Operation):
     """An operation with a row in localllm.kernels.verbs; it may write over what it reads."""
 
     def argument(self, name: str) -> float | np.ndarray:
-        """Return what the kernel is given under a name of the row."""
+        """Return the kernel's argument of that name."""
         value: float | np.ndarray = getattr(self, name)
         return value
 
@@ -185,7 +185,7 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
         return self._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
 
     def _factors(self, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
-        """Return what a norm multiplies with, float32 [columns]; the weight has the numbers of a row or of a group."""
+        """Return a norm's weights, float32 [columns]; the weight has the numbers of a row or of a group."""
         if columns % (group or columns):
             raise ModelError(f"{columns} columns are no whole number of groups of {group}")
         if weight is None:
@@ -308,7 +308,7 @@ def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
 
 
 def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
-    """Multiply groups [tokens, groups, columns] with the numbers of a row, or those of a group, or nothing."""
+    """Multiply groups [tokens, groups, columns] by a weight for each row or group, if there is one."""
     if weight is None:
         return groups
     vector = weight.vector()

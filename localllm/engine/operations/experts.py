@@ -24,7 +24,7 @@ class Planned(Operation):
     output: RoutedActivation
 
     def plan_experts(self, steps: Steps, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
-        """Give experts their rows."""
+        """Append the steps that sort rows by expert."""
         choice = self.output
         routing = choice.routed.routing
         most, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
@@ -176,7 +176,7 @@ class ExpertVerbs(Recording):
         return choice
 
     def _experts(self, table: Weight, routing: Routing) -> np.ndarray:
-        """Return where tokens go by their ids, int64 [vocab, used]; the table is used now."""
+        """Return the table of experts by token id, int64 [vocab, used], and mark it as used."""
         self._used.add(table.name)
         experts = table.shaped(self._vocab_size, routing.used).whole()
         if experts.min() < 0 or experts.max() >= routing.experts:

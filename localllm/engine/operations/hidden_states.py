@@ -1,4 +1,4 @@
-"""Operations that exchange rows with whoever runs a model: images' rows that stand for tokens, draft heads."""
+"""Operations that exchange rows with the caller of a run: image embeddings, hidden states for draft heads."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -26,7 +26,7 @@ class HiddenStateTap(NamedTuple):
 
 @operation
 class ExternalInput(Operation):
-    """Rows that whoever runs this has laid down before, float32 [BATCH, columns or more]."""
+    """Rows that the caller wrote before the run, float32 [BATCH, columns or more]."""
 
     VERB = "external_input"
 
@@ -40,7 +40,7 @@ class ExternalInput(Operation):
 
 @operation
 class ExportHidden(Operation):
-    """Rows that are laid down for whoever runs this."""
+    """Rows that are written to the caller's buffer."""
 
     VERB = "export_hidden"
 
@@ -54,7 +54,7 @@ class HiddenStateVerbs(ColumnVerbs):
     """The verbs as a recorder has them.
 
     Attributes:
-        begins: whether an image's rows can stand for tokens.
+        begins: whether image embeddings can replace tokens.
         reveals: whether the model's last hidden state is exported.
     """
 
@@ -87,7 +87,7 @@ class HiddenStateVerbs(ColumnVerbs):
         self.reveals = shown is not None and not shown.layers
 
     def external_input(self, rows: np.ndarray, columns: int) -> Activation:
-        """Record rows that whoever runs this has laid down before: float32 [BATCH, columns or more]."""
+        """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
         return self._add(ExternalInput((), Activation(ALL, columns), rows))
 
 

@@ -19,7 +19,7 @@ Score = Callable[[Array, Array, slice], Array]
 
 @operation
 class SelectKeys(StateOperation):
-    """The keys that tokens see, alike for all heads; inputs: queries, keys, and weights of heads if there are some.
+    """The keys that tokens see, the same for all heads; inputs: queries, keys, and weights of heads if there are some.
 
     Attributes:
         most: keys, or blocks of them.  block: positions of a block.  heads: of the indexer, or groups of heads.
@@ -50,7 +50,7 @@ class SelectKeys(StateOperation):
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
     def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
-        """Return what this kernel is given besides, and what it reads of that."""
+        """Return this kernel's additional arguments, and those of them that it reads."""
         arguments: dict[str, Any] = {"heads": self.heads}
         if weights := [steps.buffers[x] for x in self.inputs[2:]]:
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
@@ -139,7 +139,7 @@ class KeySelectionReference(Computing):
         self, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
         selection: Selection,
     ) -> Array:  # fmt: skip
-        """Return bits of each group.
+        """Return the bits of the selected keys of each group.
 
         scores: of (queries, keys, rows of the run), [tokens, groups, keys]; of_blocks: those of blocks made of them.
         """

@@ -1,4 +1,4 @@
-"""The base of all operations: a frozen record of what one verb was given, which knows how it becomes steps.
+"""The base of all operations: a frozen record of one verb's arguments, with the code that lowers it to steps.
 
 A family of operations has a file here: the records, the verbs that write them down (their shape rules), what they mean
 in NumPy, and their lowering. localllm.engine.operations.registry lists them all.
@@ -74,7 +74,7 @@ class Product(MatrixOperation):
 
     Attributes:
         bias: float32, of each row that the product makes; None for none.
-        is_stored: whether keys and values are made of what it makes, which takes more precision.
+        is_stored: whether keys or values are computed from its output, which takes more precision.
     """
 
     bias: np.ndarray | None
@@ -105,7 +105,7 @@ def lower_operations(
     """Lower operations in order.
 
     imported: activations that another target computes, and where they are; exported: activations for another target,
-    and where it wants them. Without them the last operation makes the logits, which are returned. Raises
+    and the addresses to write them to. Without them the last operation makes the logits, which are returned. Raises
     UnsupportedError.
     """
     steps = Steps(target, places, last_uses(operations))

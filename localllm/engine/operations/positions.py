@@ -23,7 +23,7 @@ class Rotate(Operation):
 
     Attributes:
         factors: the tensor of the divisors of the speeds, if there is one.  divisors: its numbers.
-        table: where cosines and sines lie that whoever runs this lays down, float32 [tokens, 2, pairs]; None: a run's
+        table: the address of cosines and sines that the caller writes, float32 [tokens, 2, pairs]; None: a run's
             positions say them.
     """
 
@@ -45,7 +45,7 @@ class Rotate(Operation):
         steps.row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
 
     def _angle_table(self, steps: Steps) -> Buffer:
-        """Return cosines and sines of the run's positions, made once for all layers that turn alike."""
+        """Return cosines and sines of the run's positions, made once for all layers with the same RoPE."""
         rope, divisors = self.rope, self.divisors
 
         def make() -> Buffer:

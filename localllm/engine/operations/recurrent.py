@@ -1,6 +1,6 @@
 """Operations of recurrent layers, which keep a state of each sequence and change it token by token.
 
-The sequences of a run are treated by every part of a step, one after the other; parts share columns or heads.
+Every part of a step processes the run's sequences one after the other; parts share columns or heads.
 """
 
 from collections.abc import Callable, Sequence
@@ -184,7 +184,7 @@ class RecurrentVerbs(Recording):
     def _rates(
         self, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation], single: dict[str, Activation]
     ) -> np.ndarray:
-        """Return how heads fade; single: inputs that have a number for each head. Raises ModelError."""
+        """Return the heads' decay rates; single: inputs that have a number for each head. Raises ModelError."""
         heads, key_dim, value_dim = scan.state.shapes[scan.number]
         require_inputs(scan.key_heads * key_dim, **keys)
         require_inputs(heads * value_dim, **values)
@@ -324,7 +324,7 @@ class RecurrentReference(Computing):
     def _by_token(
         self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Return the outputs of token(h, *rows) -> (h, output), one after the other."""
+        """Return the outputs of token(h, *rows) -> (h, output), applied to one token after the other."""
 
         def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
             outputs = []

@@ -1,4 +1,4 @@
-"""Every verb in plain NumPy, run at once: the oracle that the fast kernels are tested against.
+"""Every verb in plain NumPy, executed immediately: the oracle that the fast kernels are tested against.
 
 What verbs mean is written in localllm.arch.verbs. Activations are float32 [tokens, columns].
 """

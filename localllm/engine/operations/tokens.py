@@ -1,4 +1,4 @@
-"""Operations on what is known of a run's tokens: their ids, hashes of them, positions and kinds."""
+"""Operations on a run's tokens: ids, hashes of ids, positions and token types."""
 
 from typing import ClassVar
 
@@ -48,7 +48,7 @@ class EmbedPositions(Embed):
 
 
 class EmbedKinds(Embed):
-    """The rows of a table of kinds of tokens."""
+    """The embeddings of token types."""
 
     VERB = "embed_kinds"
     NUMBERS = "kinds"

@@ -26,7 +26,7 @@ class Angles(NamedTuple):
     table: np.ndarray
 
     def fill(self, turns: np.ndarray) -> None:
-        """Compute the angles of positions, int64 [tokens, 3]: time, height and width."""
+        """Write the angles of positions, int64 [tokens, 3]: time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
         angles = (turns[:, list(self.rope.axes) or [0]] - self.rope.before) * self.rope.frequencies(divisors)
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude

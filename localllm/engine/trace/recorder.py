@@ -50,7 +50,10 @@ class Recorder(
         self._used |= other._used
 
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
-        """Raise ModelError for a tensor that no verb has used; oddities: collects parts beside a language model."""
+        """Raise ModelError for a tensor that no verb has used.
+
+        Oddities: collects the parts that are no language model.
+        """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

@@ -80,7 +80,7 @@ def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: i
 
 
 def is_plain(norm: RMSNorm, head_dim: int) -> bool:
-    """Tell whether a norm treats all numbers of a head alike, so that it commutes with rotation."""
+    """Tell whether a norm has the same weight for all numbers of a head, so that it commutes with rotation."""
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 

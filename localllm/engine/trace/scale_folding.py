@@ -1,9 +1,9 @@
 """Find where scales can be folded into a model without changing what it computes.
 
 An activation's columns are divided by scales, and the columns of all matrices that read it multiplied. The activation
-comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It must reach nothing
-but matrices, on ways that keep proportions: another factor (the up side of a gated feed-forward network), max(x, 0),
-the values of attention, where query heads in groups read the same, a selection of rows.
+comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It must reach only
+matrices, by operations that commute with scaling: another factor (the up side of a gated feed-forward network), max(x,
+0), the values of attention, where query heads in groups read the same, a selection of rows.
 """
 
 from collections import Counter
@@ -138,7 +138,7 @@ class Finder:
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
     def _reads(self, x: Activation, heads: int = 1, times: int = 1) -> list[Reached] | None:
-        """Find the matrices that an activation reaches; None if it reaches anything else, or nothing."""
+        """Find the matrices that an activation reaches; None if it reaches anything else, or no matrix."""
         found: list[Reached] = []
         for operation in self._readers.get(x, []):
             if isinstance(operation, Product) and operation.inputs[0] is x:

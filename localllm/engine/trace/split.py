@@ -1,4 +1,4 @@
-"""Split a model's operations in two, so that the first layers are computed elsewhere than the others."""
+"""Split a model's operations in two, so that the first layers run on another device than the others."""
 
 import re
 from typing import NamedTuple

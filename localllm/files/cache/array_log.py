@@ -1,7 +1,7 @@
 """An append-only file of arrays that lets interrupted work resume.
 
-A key says what the work is; a file with another key, or none, is begun anew. Then come records: the lengths of a name
-and of bytes, the name, the bytes, their SHA-256. One that a killed process has left unfinished is cut off.
+A key says what the work is; a file with another key, or without one, is replaced. Then come records: the lengths of a
+name and of bytes, the name, the bytes, their SHA-256. One that a killed process has left unfinished is cut off.
 """
 
 import hashlib

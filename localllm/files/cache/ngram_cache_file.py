@@ -4,7 +4,7 @@
     tokens     int32 each
     places     int32 each, the index; localllm.generation.speculation.ngram_cache says of what
 
-They appear whole, behind a checksum, and can be read by the user only.
+They are written atomically, begin with a checksum, and can be read by the user only.
 """
 
 import struct

@@ -43,7 +43,7 @@ GUESSED = 1 << 10  # of general.file_type: it was guessed from the tensors (llam
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A matrix (or vector, or stack of matrices) of weights as it lies in the file."""
+    """A matrix (or vector, or stack of matrices) of weights as stored in the file."""
 
     name: str
     format: Format
@@ -58,7 +58,7 @@ class Tensor:
 class GGUFFile:
     """A mapped model file; views of it stay valid after `close`.
 
-    packed: the metadata values as they stand in the file, with the numbers of their types, uint8.
+    packed: the metadata values as stored in the file, with the numbers of their types, uint8.
     parts: the names of the tensors in each file that was read, by its path.
     oddities: what is odd in it, as far as it was checked.
     """
@@ -76,8 +76,8 @@ class GGUFFile:
         """Open the model in the file `path`, or the split model (-00001-of-00003.gguf) that it belongs to.
 
         Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
-        array of strings; those of `needed` are decoded at once. Raises ModelError, with one line, for whatever cannot
-        be read or is not valid.
+        array of strings; those of `needed` are decoded right away. Raises ModelError, with one line, for a file that
+        cannot be read or is not valid.
         """
         path = os.fsdecode(path)
         part = open_part(path, needed)

@@ -91,7 +91,7 @@ class Metadata(UserDict[str, Any]):
         self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
 
     def fingerprint(self, *keys: str) -> str | None:
-        """Hash these values as they stand in the file; None if some are not from a file."""
+        """Hash these values as stored in the file; None if some are not from a file."""
         if self._data is None or not all(key in self.places for key in keys):
             return None
         import hashlib  # seldom needed

@@ -1,7 +1,7 @@
 """Remote GGUF files of which only the header is downloaded.
 
-The rest of the file is a hole: enough for whatever reads no weights. A header has some megabytes, the weights many
-gigabytes.
+The rest of the file is a hole: enough for everything that reads no weights. A header has some megabytes, the weights
+many gigabytes.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """Releases the pages of a mapped file after use, to keep the process's memory small.
 
-The system keeps the file in its cache as long as it likes: pages that are read again are mapped again.
+The system may keep the file in its cache: pages that are read again are mapped again.
 """
 
 import mmap
@@ -11,7 +11,7 @@ from localllm.system import memory
 
 
 def map_of(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
-    """Return the map that a view lies in and its offset there; None for any other array."""
+    """Return a view's map and its offset in it; None for any other array."""
     content = view
     while isinstance(content.base, np.ndarray):
         content = content.base

@@ -35,7 +35,7 @@ def content_of(file: GGUFFile, name: str) -> np.ndarray:
 def populate(contents: dict[str, np.ndarray]) -> None:
     """Map files; the thread's function.
 
-    The arrays keep the maps alive; whatever it leaves is mapped by the first run.
+    The arrays keep the maps alive; what it leaves out is mapped by the first run.
     """
     for path, content in contents.items():
         memory.prefault(path, content.ctypes.data, len(content), AT_ONCE)

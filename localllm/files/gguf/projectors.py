@@ -1,4 +1,4 @@
-"""Finds the vision projector (mmproj) of a model: a separate file beside it, as llama.cpp writes it."""
+"""Finds the vision projector (mmproj) of a model: a separate file next to it, as llama.cpp writes it."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def find_projector(path: str) -> str:
 
 
 def projector_bytes(path: str) -> int:
-    """Return the size of the projector beside a model; 0 if there is none or it is ambiguous."""
+    """Return the size of the projector next to a model; 0 if there is none or it is ambiguous."""
     try:
         return os.stat(find_projector(path)).st_size
     except (UsageError, OSError):

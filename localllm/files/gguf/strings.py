@@ -147,7 +147,7 @@ def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]])
 def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
     """Build the table for Strings.
 
-    None if a string is empty or had bytes other than UTF-8 (then it is longer now), or too many are alike.
+    None if a string is empty or had bytes other than UTF-8 (then it is longer now), or too many are equal.
     """
     texts = [text.encode() for text in strings]
     begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])

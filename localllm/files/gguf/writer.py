@@ -25,7 +25,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class Packed(bytes):
-    """A metadata value as it stands in a file: its type's number and its bytes. See GGUFFile.packed."""
+    """A metadata value as stored in a file: its type's number and its bytes. See GGUFFile.packed."""
 
 
 @frozen
@@ -93,7 +93,7 @@ def build_header(
 
 
 def tensor_offsets(tensors: Sequence[OutputTensor], alignment: int) -> Iterator[int]:
-    """Yield where each tensor begins, relative to the end of the header."""
+    """Yield the offset of each tensor, relative to the end of the header."""
     position = 0
     for tensor in tensors:
         yield position

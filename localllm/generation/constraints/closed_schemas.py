@@ -36,7 +36,7 @@ class _Closing:
         self._root, self._count = root, 0
 
     def schema(self, schema: Any, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> Any:
-        """One, closed.  others: names of properties that are spoken of elsewhere, of the same object."""
+        """Close a schema.  others: names of the object's properties in other schemas."""
         if isinstance(schema, list):
             return [self.schema(part, others, path) for part in schema]
         if not isinstance(schema, Mapping):

@@ -286,11 +286,11 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more can come."""
+        """Return whether the text can only end here."""
         return self._matcher.is_stopped()
 
     def expected_tokens(self) -> list[int]:
-        """Tokens of a text that must come next, as it is usually written; others may write the same text."""
+        """Return the tokens of the text that must follow, in its usual spelling; others may write the same text."""
         return self._matcher.compute_ff_tokens()
 
     def _require_sound(self) -> None:
@@ -299,7 +299,10 @@ class Matcher:
 
 
 class _Wrapped:
-    """A tokenizer as llguidance's TokenizerWrapper wants it. What marks parts is marked, so that no text is one."""
+    """A tokenizer with the interface of llguidance's TokenizerWrapper.
+
+    Special tokens get a prefix, so that no plain text equals one.
+    """
 
     def __init__(self, tokenizer: "Tokenizer", size: int):
         self.eos_token_id, self.bos_token_id = min(tokenizer.end_ids), tokenizer.bos_id

@@ -1,7 +1,7 @@
-"""Arrays of which a schema says uniqueItems, as their text comes: an item that was there before is left out.
+"""Arrays with uniqueItems, while their text is generated: an item that was there before is left out.
 
-No mask could forbid it: which tokens make an item equal to another is known only when it ends, and then there may be no
-other way to go on.
+No mask could forbid it: whether an item equals another is known only when it ends, and then there may be no other
+continuation.
 """
 
 import json
@@ -17,7 +17,7 @@ Schema = Mapping[str, Any]
 
 
 def has_distinct(schema: Any) -> bool:
-    """Whether uniqueItems is said anywhere."""
+    """Return whether uniqueItems is anywhere in a schema."""
     if isinstance(schema, list):
         return any(map(has_distinct, schema))
     if not isinstance(schema, Mapping):
@@ -55,7 +55,7 @@ class _Level:
 
 @dataclass
 class DistinctItems:
-    """Lets JSON by a schema pass, piece by piece, without items that were there before."""
+    """Filters streamed JSON: removes repeated items from arrays with uniqueItems."""
 
     schema: Schema
     _levels: list[_Level] = field(default_factory=list)
@@ -74,7 +74,7 @@ class DistinctItems:
         return twin
 
     def push(self, text: str) -> str:
-        """Return what can be released of a piece and of what was held before it."""
+        """Add text, and return the text that can be released now."""
         for character in text:
             self._take(character)
         said, self._said[0] = self._said[0], ""

@@ -58,7 +58,7 @@ class RuleReference:
 
 @frozen
 class Concatenation:
-    """These, one after the other."""
+    """Items, one after the other."""
 
     items: "tuple[Expression, ...]"
 
@@ -84,7 +84,7 @@ Expression: TypeAlias = Characters | VocabularyToken | RuleReference | Concatena
 
 @frozen
 class Token:
-    """A piece of a grammar's text: which kind, what it says, and in which line."""
+    """A token of a grammar's text: which kind, what it says, and in which line."""
 
     kind: str
     text: str
@@ -173,7 +173,7 @@ class Parser:
         return None
 
     def _next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
-        """Tell whether such a token comes."""
+        """Tell whether the next token is of that kind."""
         if self._place + ahead >= len(self._tokens):
             return False
         token = self._tokens[self._place + ahead]
@@ -260,7 +260,7 @@ def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _read_vocabulary_token(token: Token) -> VocabularyToken:
-    """Read <text>, <[number]>, or one of them behind a !. Raises UsageError."""
+    """Read <text> or <[number]>, perhaps after a !. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
         raise grammar_error(token.line, f"{text} should be a token's number, like <[1000]>")

@@ -1,9 +1,9 @@
 """The exact language of a grammar, byte by byte: a pushdown automaton whose configurations become rows of a table.
 
-A configuration has all ways to read the text so far at once. Ways that entered a rule at the same place share what is
-behind that rule, as in Earley's algorithm (1970) and in graph-structured stacks (Tomita, 1986), so ambiguity costs no
-more than its square and rules may begin with themselves. A call at a rule's end leaves nothing on the stack. Equal
-configurations are one, so that a long text within quotes needs few, and what comes of a byte is worked out once.
+A configuration holds all parses of the text so far. Parses that entered a rule at the same place share their
+continuations, as in Earley's algorithm (1970) and in graph-structured stacks (Tomita, 1986), so ambiguity costs no more
+than its square and rules may begin with themselves. A call at a rule's end leaves nothing on the stack. Equal
+configurations are merged, so that a long text within quotes needs few, and each byte's successor is computed once.
 """
 
 import threading
@@ -31,7 +31,7 @@ _LOCK = threading.Lock()
 
 
 def _unlock() -> None:
-    """Let go, in a process that was forked, where whoever held the lock is missing."""
+    """Replace the lock in a forked process, which lacks the thread that may hold it."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -40,10 +40,10 @@ after_fork(_unlock)
 
 
 class RuleEntry:
-    """Rules that were entered at one place of a text, and what comes behind them. Compared by identity.
+    """Rules that were entered at one place of a text, and their return states. Compared by identity.
 
     Attributes:
-        callers: what is behind each rule.  rules: all that began there.  returns: what Automaton knows of them.
+        callers: what is after each rule.  rules: all that began there.  returns: what Automaton knows of them.
     """
 
     __slots__ = ("callers", "returns", "rules")
@@ -110,18 +110,18 @@ class Automaton:
         return self._end in configuration
 
     def must_end(self, configuration: Configuration) -> bool:
-        """Tell whether nothing but the end can come."""
+        """Tell whether the text can only end here."""
         return configuration == {self._end}
 
     def compute_mask(self, configuration: Configuration) -> bytes:
-        """Find the tokens that can come, those that end an answer among them: a bit for each, the lowest first."""
+        """Find the allowed tokens, including those that end an answer: a bit for each, the lowest first."""
         with _LOCK:
             if len(self._configurations) > _ROWS:
                 self._clear()
             return _recall(self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes())
 
     def read(self, configuration: Configuration, token: int) -> Configuration:
-        """Read a token: what can come then, nothing if it could not come."""
+        """Read a token and return the next configuration, an empty one if the token is not allowed."""
         with _LOCK:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
@@ -131,7 +131,7 @@ class Automaton:
             return self._merge(self._configurations[row].union(*behind))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
-        """Find the bytes that must come next, some 200 at most, and whether the answer must end behind them."""
+        """Find the bytes that must come next, some 200 at most, and whether the answer must end after them."""
         forced = bytearray()
         with _LOCK:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
@@ -148,7 +148,7 @@ class Automaton:
     # ---- masks
 
     def _compute_mask(self, configuration: Configuration) -> np.ndarray:
-        """Unite what the ways let come. What one does within its rule is the same wherever that was entered."""
+        """Unite the masks of all parses. What one does within its rule is the same wherever that was entered."""
         allowed = np.zeros(len(self._trie.texts), bool)
         for number, _, _ in self._expand_tokens(configuration):
             self._allow(allowed, number)
@@ -181,7 +181,7 @@ class Automaton:
     def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Follow all tokens at once from nodes of the trie and the rows there, from one depth to the next.
 
-        Returns: the tokens that can come, bits; the nodes below which there are more tokens, and the text can end.
+        Returns: bits of the allowed tokens; the nodes below which there are more tokens, and the text can end.
         """
         trie = self._merged
         can_come = np.zeros(len(trie.column), bool)
@@ -202,7 +202,7 @@ class Automaton:
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
     def _allow(self, allowed: np.ndarray, number: int) -> None:
-        """Let the tokens come that one of the grammar's vocabulary tokens means."""
+        """Allow the tokens that one of the grammar's vocabulary tokens means."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
             was_allowed = allowed[token]
@@ -217,7 +217,7 @@ class Automaton:
     # ---- the table
 
     def _get_row(self, configuration: Configuration) -> int:
-        """Give the configuration's row, perhaps a new one."""
+        """Return the configuration's row, creating it if needed."""
         row = self._rows.setdefault(configuration, len(self._configurations))
         if row == len(self._configurations):
             self._configurations.append(configuration)
@@ -233,7 +233,7 @@ class Automaton:
         return int(self._table[row, column])
 
     def _learn(self, row: int) -> None:
-        """Work out what comes of each kind of bytes."""
+        """Compute the successors of a row for each class of bytes."""
         if self._is_known[row]:
             return
         self._is_known[row] = True
@@ -250,7 +250,7 @@ class Automaton:
             self._table[row, column] = known[key]
 
     def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
-        """Collect the ways behind a byte: characters that it ends, and others that go on."""
+        """Collect the parses after a byte: characters that it completes, and unfinished ones."""
         ways: set[Way] = set()
         for number, following in steps:
             _, closure, entry = reads[number]
@@ -261,7 +261,7 @@ class Automaton:
         return self._merge(ways)
 
     def _merge(self, ways: Iterable[Way]) -> Configuration:
-        """Make one of ways within a rule that differ by what comes next only, as those of `"a"? "a"? "a"?` do."""
+        """Merge parses within a rule that differ only in what comes next, such as those of `"a"? "a"? "a"?` do."""
         merged: set[Way] = set()
         groups: dict[tuple[int, RuleEntry], set[Closure]] = {}
         for reader, closure, entry in ways:
@@ -275,7 +275,7 @@ class Automaton:
     # ---- configurations
 
     def _expand(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
-        """Collect what can be read, characters and tokens of the vocabulary, with what is behind it."""
+        """Collect the characters and vocabulary tokens that can be read, with the states after them."""
         network = self._network
         reads: dict[_Read, None] = {}
         tokens: dict[_Read, None] = {}
@@ -302,7 +302,7 @@ class Automaton:
         return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
     def _enter(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
-        """Enter a rule: what is behind it. Where that is its caller's end, it is what is behind the caller."""
+        """Enter a rule, and return its continuation: its caller's, if the call is at the caller's end."""
         if state == BEHIND_ROOT:
             yield rule, self._end[1], None
             return
@@ -314,21 +314,21 @@ class Automaton:
                 yield rule, behind, below
 
     def _get_entry(self, calls: "frozenset[_Call]") -> RuleEntry:
-        """Give the one for these calls."""
+        """Return the RuleEntry of these calls."""
         if calls not in self._entries:
             rules = frozenset[int]().union(*(self._network.find_entered(rule) for rule, _, _ in calls))
             self._entries[calls] = RuleEntry(calls, rules)
         return self._entries[calls]
 
     def _land(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
-        """Collect the ways that go on from here, or behind the rule if this may be its end."""
+        """Collect the parses that continue from here, or after the rule if it may end here."""
         if closure.goes_on:
             yield 0, closure, entry
         if closure.ends and entry is not None:
             yield from self._find_returns(closure.rule, entry)
 
     def _find_returns(self, rule: int, entry: RuleEntry) -> Configuration:
-        """Collect the ways that go on behind a rule, and behind those that end with it."""
+        """Collect the parses that continue after a rule, and after the rules that end with it."""
         if rule not in entry.returns:
             ways: set[Way] = set()
             reached, todo = {(rule, entry)}, [(rule, entry)]
@@ -343,7 +343,7 @@ class Automaton:
         return entry.returns[rule]
 
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:
-        """List what is behind a rule: for those from outside, and for rules that begin with it at the same place."""
+        """List the continuations of a rule: of outside calls, and of rules that begin with it at the same place."""
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:
             for entered, state in self._network.find_start(caller).enters:
@@ -355,7 +355,7 @@ _Value = TypeVar("_Value")
 
 
 def _recall(cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]) -> _Value:
-    """Compute a value unless it is known, and forget the one that was asked for least recently."""
+    """Compute a value unless it is cached; the least recently used one is dropped."""
     value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
         del cache[next(iter(cache))]

@@ -17,7 +17,10 @@ class GrammarMatcher:
     """A matcher of one answer against a grammar, token by token."""
 
     def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
-        """Nothing was said yet. Raises UsageError for a grammar that is none, or not one for this vocabulary."""
+        """Start at the beginning of an answer.
+
+        Raises UsageError for a grammar that is none, or not one for this vocabulary.
+        """
         network = build_network(grammar)
         self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
         self._automaton, self._tokenizer = Automaton(network, trie, self._named), tokenizer
@@ -26,22 +29,22 @@ class GrammarMatcher:
         self._has_ended, self._error = False, ""
 
     def deep_copy(self) -> "GrammarMatcher":
-        """Make one that goes on from here by itself; what was worked out they have together."""
+        """Copy the matcher, which continues independently; what was worked out they have together."""
         return copy(self)
 
     def compute_bitmask(self) -> bytes:
-        """Find the tokens that may come, those that end the answer among them: a bit for each, the lowest first."""
+        """Find the allowed tokens, including those that end the answer: a bit for each, the lowest first."""
         return self._automaton.compute_mask(self._configuration)
 
     def consume_token(self, token: int) -> bool:
-        """Let a token come; if it may not, that is an error."""
+        """Accept a token; if it may not, that is an error."""
         if self.try_consume_tokens([token]):
             return True
         self._error = f"token {token} is not allowed here"
         return False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Let tokens come, as many of them as may: how many."""
+        """Accept tokens, as many as are allowed: how many."""
         for number, token in enumerate(tokens):
             if token in self._ends and self._automaton.can_end(self._configuration) and not self._has_ended:
                 self._has_ended = True
@@ -53,11 +56,11 @@ class GrammarMatcher:
         return len(tokens)
 
     def is_stopped(self) -> bool:
-        """Tell whether nothing more can come."""
+        """Tell whether the text can only end here."""
         return self._has_ended or self._automaton.must_end(self._configuration)
 
     def compute_ff_tokens(self) -> list[int]:
-        """Encode the text that must come next, without a last token that may become another with what follows."""
+        """Encode the text that must follow, without a last token that later text may change."""
         forced, is_last = self._automaton.find_forced(self._configuration)
         tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
         return tokens if is_last else tokens[:-1]
@@ -67,7 +70,7 @@ class GrammarMatcher:
         return any(token in tokens for token in self._named)
 
     def is_error(self) -> bool:
-        """Tell whether something came that may not."""
+        """Tell whether a token was accepted that is not allowed."""
         return bool(self._error)
 
     def get_error(self) -> str:

@@ -1,4 +1,4 @@
-"""Grammars as networks of states: what a rule's state reads next, which rules it enters, and where it goes on then.
+"""Grammars as networks of states: each state's characters, rules to enter, and next states.
 
 Recursive transition networks, one for each rule (W. Woods, Transition network grammars for natural language analysis,
 1970). Only what can be part of a finished text is kept.
@@ -44,11 +44,11 @@ class Arc(NamedTuple):
 
 
 class Closure:
-    """What comes next in a state and all that are reached from it for nothing. Compared by identity.
+    """The arcs of a state and of all states that it reaches without reading. Compared by identity.
 
     Attributes:
-        rule: whose it is.  arcs: all.  reads: (a character's state of Utf8Automata, state behind it).
-        tokens: (token's number, state behind it).  enters: (rule, state behind it).
+        rule: whose it is.  arcs: all.  reads: (a character's state of Utf8Automata, state after it).
+        tokens: (token's number, state after it).  enters: (rule, state after it).
         ends: whether the rule may end here.
     """
 
@@ -70,11 +70,11 @@ _Usable: TypeAlias = Callable[[Arc], bool]
 
 
 class Network:
-    """The states of a grammar's rules, whose closures are made when they are asked for.
+    """The states of a grammar's rules, whose closures are made on demand.
 
     Attributes:
-        characters: what reads them.  vocabulary_tokens: by their numbers.  root: the rule.  root_is_empty: whether
-        nothing at all is a text of the grammar, too.
+        characters: what reads them.  vocabulary_tokens: by their numbers.  root: the rule.  root_is_empty: whether the
+        grammar accepts the empty text.
     """
 
     def __init__(self, rules: Mapping[str, Expression]):
@@ -121,7 +121,7 @@ class Network:
         return end
 
     def _build(self, expression: Expression, start: int) -> int:
-        """Add what an expression reads from a state on: the state behind it. No arc leads back to `start`."""
+        """Add an expression's states from `start` on and return the state after it. No arc leads back to `start`."""
         match expression:
             case Characters(ranges=ranges):
                 return self._add_arc(start, Kind.READ, self.characters.start_of(ranges))
@@ -166,7 +166,7 @@ class Network:
     # ---- leaving out what leads nowhere
 
     def _keep_useful(self) -> None:
-        """Leave out arcs that no finished text takes, and rules that only nothing is said by; those are skipped.
+        """Remove arcs that no finished text takes, and rules that only match the empty text; those are skipped.
 
         Raises UsageError if no text is left.
         """
@@ -221,7 +221,7 @@ class Network:
     # ---- what comes next
 
     def _find_closure(self, state: int) -> Closure:
-        """Collect what comes next in a state; states of a rule with the same have one closure."""
+        """Compute a state's closure; states of a rule with the same have one closure."""
         reached, todo = {state}, [state]
         arcs: set[Arc] = set()
         while todo:
@@ -240,12 +240,12 @@ class Network:
         return self._shared[rule, arcs, ends]
 
     def _merge(self, closures: frozenset[Closure]) -> Closure:
-        """Unite what comes next in one of several closures of a rule, whose end is seen to elsewhere."""
+        """Unite several closures of a rule; the caller handles the rule's end."""
         rule = next(iter(closures)).rule
         return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
     def find_start(self, rule: int) -> Closure:
-        """Give what comes first in a rule."""
+        """Return the closure of a rule's first state."""
         return self.find_closure(self.starts[rule])
 
     def _find_entered(self, rule: int) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""JSON without the white space between its parts, as it comes."""
+"""Compact JSON while it is streamed."""
 
 import re
 
@@ -7,7 +7,7 @@ _PLAIN = re.compile(r'[^"\\]+')  # within a string
 
 
 class JsonCompactor:
-    """Lets JSON pass, piece by piece, without the spaces and line breaks outside of strings.
+    """Filters streamed JSON: removes white space outside of strings.
 
     Models write them as they were trained to, and answer worse where they may not; who reads the JSON needs none.
     """
@@ -16,7 +16,7 @@ class JsonCompactor:
         self._is_inside = self._is_escaped = False
 
     def push(self, text: str) -> str:
-        """Return a piece without the white space between parts of JSON."""
+        """Return a piece of text without white space outside of strings."""
         kept, place = list[str](), 0
         while place < len(text):
             if not self._is_inside:

@@ -11,7 +11,7 @@ PLAIN = ("type", "properties", "required", "additionalProperties", "description"
 
 
 def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of an object as `prepare` makes it, with as much of it as a grammar can enforce.
+    """Prepare the schema of an object, as far as a grammar can enforce it.
 
     prepare: makes a schema ready; raises UsageError for one that cannot be used.
     """

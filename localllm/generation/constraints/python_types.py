@@ -45,8 +45,8 @@ def schema_of(kind: Any) -> Any:
 def parse_answer(text: str, finish_reason: str, kind: Any) -> Any:
     """Return an answer's JSON as an object of a type, or as plain values without one.
 
-    Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type asks for more than
-    its schema says.
+    Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type validates more than
+    its schema.
     """
     if finish_reason != "stop":
         raise CutError(f"the answer is not complete ({finish_reason or 'interrupted'}), so it cannot be parsed")

@@ -24,8 +24,8 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
 
     is_open: let objects have other properties where additionalProperties does not say; else they are closed. Bounds:
     for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound becomes an
-    inclusive one beside it, which leaves out next to nothing; so do all where schemas are merged (allOf, a $ref with
-    other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
+    inclusive one at the nearest float, which excludes almost nothing; so do all where schemas are merged (allOf, a $ref
+    with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
     minimum is excluded; a list of items is draft 7's, which only its $schema tells.
     """
     schema = rewrite_schema(schema)
@@ -108,7 +108,7 @@ def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """List the schemas that apply to the same value: behind a reference, in anyOf and the like; each once."""
+    """List the schemas that apply to the same value: after a reference, in anyOf and the like; each once."""
     found, waiting = dict[int, Mapping[str, Any]](), [schema]
     while waiting:
         one = waiting.pop()

@@ -1,6 +1,6 @@
 """Masks of the next token: from the constraint, and from the budget of a thought.
 
-A thought is free, the answer behind it is constrained. Until that is complete, no token ends it.
+Reasoning is unconstrained, the answer after it is constrained. Until that is complete, no token ends it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ class AnswerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer ends here: a stop string was found, or the constraint lets nothing more come."""
+        """Return whether the answer ends here: at a stop string, or where the constraint allows only the end."""
         is_complete = self._matcher is not None and self.transcript.kind == ANSWER and self._matcher.is_complete
         return is_complete or self.transcript.has_stopped
 
@@ -140,7 +140,7 @@ class AnswerState:
         return self.transcript.give_up_call()
 
     def expected_tokens(self) -> Sequence[int]:
-        """Tokens that will come next for certain, or nearly so."""
+        """Return the tokens that will follow for certain, or almost."""
         if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
             return self._forced
         return self._matcher.expected_tokens()

@@ -67,7 +67,7 @@ _NONE = np.zeros(0, np.int32)
 
 @frozen
 class MergedTrie:
-    """A trie whose nodes' children stand together.
+    """A trie that stores a node's children consecutively.
 
     Attributes:
         column: int32 [nodes], the class of the last byte.  first, counts: int32 [nodes], the first child, and how many

@@ -23,14 +23,14 @@ class TokenMatcher(Protocol):
 
 
 class UnionMatcher:
-    """Follows an answer with both, as long as they allow what comes.
+    """Follows an answer with both matchers, as long as each allows its tokens.
 
     Attributes:
         form: None when the answer is calls.  calls: None when it is not.
     """
 
     def __init__(self, form: "Matcher", calls: "Matcher"):
-        """Both have seen nothing yet."""
+        """Both matchers are at the beginning."""
         self.form: Matcher | None = form
         self.calls: Matcher | None = calls
         self._first = form

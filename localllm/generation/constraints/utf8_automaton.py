@@ -36,7 +36,7 @@ class Utf8Automata:
         return steps
 
     def _add_rest(self, more: int, ranges: Ranges) -> int:
-        """Make the state in which so many bytes are missing."""
+        """Make the state that expects `more` continuation bytes."""
         if more == 0:
             return READ
         if (more, ranges) not in self._states:
@@ -51,7 +51,7 @@ class Utf8Automata:
 
 
 def _intersect(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
-    """Keep what lies within."""
+    """Intersect ranges with [low, high]."""
     return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
 
 

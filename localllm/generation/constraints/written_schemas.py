@@ -53,7 +53,7 @@ def _rewrite(schema: Any, root: Schema) -> Any:
 
 
 def _simplify(schema: dict[str, Any]) -> None:
-    """Types in small letters, and no formats that say nothing."""
+    """Convert types to lower case, and drop formats without meaning."""
     for word in [*_BY_NAME, *_SCHEMAS]:
         if word in schema and schema[word] is None:
             del schema[word]

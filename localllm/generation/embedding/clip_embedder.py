@@ -64,7 +64,7 @@ class PairEmbedder:
         return self.reader.picture(load_image(shown.source))
 
     def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
-        """Average the vectors of a text's pieces, weighted by their tokens."""
+        """Average the vectors of a text's chunks, weighted by their token counts."""
         pieces = self.pieces(text, options, name)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)

@@ -31,9 +31,10 @@ class EmbedOptions:
 
     Attributes:
         dims: how many numbers, the first ones, of models that were trained so (Kusupati et al. 2022); None: all.
-        normalize: to the length 1.  role: query or document: what the model wants in front of them; None: nothing.
+        normalize: to the length 1.  role: query or document: the model's prompt for queries or documents, put in front;
+        None: nothing.
         overflow: what is done with a text that is too long: "refuse", "cut", or "split" and averaged.
-        max_tokens: cut texts behind so many tokens, including the model's special tokens; None: nowhere.
+        max_tokens: cut texts after this many tokens, including the model's special tokens; None: nowhere.
     """
 
     dims: int | None = None
@@ -89,7 +90,7 @@ class Embedder:
     ) -> np.ndarray:
         """Embed each text, or its token ids: float32 [texts, numbers].
 
-        progress: called after each run with how many pieces of texts are done. Raises ContextError for a text that is
+        progress: called after each run with the number of finished chunks. Raises ContextError for a text that is
         too long, with its number, from 1; UsageError.
         """
         chosen = options or EmbedOptions()
@@ -175,7 +176,7 @@ def has_head(file: GGUFFile) -> bool:
 
 
 def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
-    """Average the vectors of each text's pieces, weighted by their tokens."""
+    """Average the vectors of each text's chunks, weighted by their token counts."""
     if len(set(owners)) == len(owners):
         return rows
     counts = np.array([len(piece) for piece in pieces], np.float64)

@@ -1,4 +1,4 @@
-"""What models want in front of queries and documents: the file says it, or its name does.
+"""The prompts that embedding models expect in front of queries and documents: the file says it, or its name does.
 
 Files that localllm converts have it under `localllm.prompt.query` and `localllm.prompt.document`, from
 sentence-transformers' prompts. The others' come from the models' cards.

@@ -37,7 +37,7 @@ class Reranker:
 
     Attributes:
         context: the most tokens of a pair.  tokens: how many were read so far.  warnings: lines for the user.
-        labels: what the scores of a text stand for; the first one, or "yes", is its relevance.
+        labels: the meaning of the scores; the first one, or "yes", is its relevance.
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):

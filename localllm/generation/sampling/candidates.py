@@ -1,4 +1,4 @@
-"""The tokens that may come next and their logits: what every step of sampling takes and gives.
+"""The candidates for the next token and their logits: what every step of sampling takes and gives.
 
 Besides, the tokens of a text so far, as far as steps look back.
 """
@@ -21,7 +21,7 @@ LARGEST_DOUBLE = 1e300  # far enough from float64's largest for any difference
 
 
 class Candidates(NamedTuple):
-    """Tokens that may come next, in the order of their ids or, if `ranked`, with the most likely first."""
+    """Candidates for the next token, in the order of their ids or, if `ranked`, with the most likely first."""
 
     ids: np.ndarray  # int64 [n]
     logits: np.ndarray  # float32 or float64 [n]
@@ -51,14 +51,14 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[order], self.logits[order], ranked=True)
 
     def move(self, places: np.ndarray, logits: np.ndarray) -> "Candidates":
-        """Replace logits: float64 [m] at places int64 [m]; finite ones stay finite."""
+        """Replace the logits, float64 [m], at indices int64 [m]; finite ones stay finite."""
         moved, largest = self.logits.copy(), LARGEST if self.logits.dtype == np.float32 else LARGEST_DOUBLE
         moved[places] = np.where(np.isfinite(self.logits[places]), np.clip(logits, -largest, largest), logits)
         changed = Candidates(self.ids, moved)
         return changed.rank() if self.ranked else changed
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find tokens int64 [m] among the candidates: bool [m], and the places of those found, int64 [at most m]."""
+        """Find tokens int64 [m] among the candidates: bool [m], and the indices of those found, int64 [at most m]."""
         order = np.argsort(self.ids) if self.ranked else None
         places = np.minimum(np.searchsorted(self.ids, tokens, sorter=order), len(self.ids) - 1)
         places = places if order is None else order[places]
@@ -113,7 +113,7 @@ class History:
 
 
 class Breakers:
-    """Texts that end a sequence, wherever they stand in the text and however that is cut into tokens."""
+    """Texts that end a repeated sequence, however they are tokenized."""
 
     def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer | None"):
         """tokenizer: may be None if there are no texts."""

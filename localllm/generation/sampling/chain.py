@@ -54,7 +54,7 @@ class State:
         return twin
 
     def learn(self, options: Any, token: int) -> None:
-        """Append a token. From one that was not drawn, mirostat and adaptive_p learn nothing."""
+        """Append a token. Mirostat and adaptive_p only learn from tokens that were drawn."""
         self.history.append(token)
         self.breakers.push(token)
         if self.watched and token == self.drawn:

@@ -180,7 +180,7 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
 
 
 def biases(value: Any) -> dict[int, float]:
-    """Return what to add to logits, by token id. Raises UsageError."""
+    """Return the values to add to logits, by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias should be a number by token id, not {value!r}")
     return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}

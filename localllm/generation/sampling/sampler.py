@@ -34,8 +34,8 @@ class Sampler:
     def __init__(self, options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None" = None):
         """Check the options against the vocabulary.
 
-        vocab: how many tokens exist; logits beyond are padding and never chosen. tokenizer: knows which tokens have a
-        breaker of dry and which end an answer; needed for these options only.
+        vocab: how many tokens exist; logits beyond are padding and never chosen. tokenizer: tells which tokens contain
+        a dry breaker and which end an answer; needed for these options only.
 
         Raises UsageError for a bias of a token that does not exist.
         """
@@ -63,7 +63,7 @@ class Sampler:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """Tell which token came, of the prompt or chosen, here or not."""
+        """Append a token to the history, of the prompt or sampled."""
         if self._learns:
             self._state.learn(self.options, token)
 

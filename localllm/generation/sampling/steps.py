@@ -1,7 +1,7 @@
 """The steps of sampling: functions from candidates to candidates, which may be anywhere in a chain.
 
 Each names the paper it comes from. They agree with llama.cpp's, in float64 where it has float32, except where they say
-so; and tokens that cannot come (by a grammar or a bias) are no candidates here and -inf there.
+so; and tokens that are excluded (by a grammar or a bias) are no candidates here and -inf there.
 """
 
 import math
@@ -29,7 +29,7 @@ def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
 
 
 def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -> Candidates:
-    """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); with -inf a token cannot come."""
+    """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); with -inf a token is excluded."""
     found, places = candidates.find(tokens)
     biases = biases[found]
     candidates = candidates.move(places, candidates.logits[places] + biases)
@@ -65,11 +65,11 @@ def within(number: float) -> float:
 def dry(
     candidates: Candidates, recent: np.ndarray, breakers: Breakers, multiplier: float, base: float, allowed_length: int
 ) -> Candidates:
-    """Make tokens less likely that would go on with a sequence the text has had already: "don't repeat yourself".
+    """Make tokens less likely that would continue with a sequence the text has had already: "don't repeat yourself".
 
     By p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. Where the last n tokens, all since a
-    breaker, stand among the recent ones int64 [m] as well, the token behind them loses multiplier * base ** (n -
-    allowed_length), with the largest n of at least allowed_length. A token that has a breaker loses nothing.
+    breaker, stand among the recent ones int64 [m] as well, the token after them loses multiplier * base ** (n -
+    allowed_length), with the largest n of at least allowed_length. A token that contains a breaker is not penalized.
 
     Unlike llama.cpp's, breakers are found in the text, and not by the tokens that they are usually cut into.
     """
@@ -197,7 +197,7 @@ def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent
     """Scale by a temperature from t - range to t + range, higher where the model is less sure.
 
     The idea is in Zhu et al. 2023, arXiv 2309.02772: the temperature follows the entropy, divided by the largest
-    entropy of so many tokens, to the power of the exponent.
+    possible entropy of that many tokens, to the power of the exponent.
     """
     if len(candidates.ids) == 1:
         return candidates
@@ -266,8 +266,8 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
 def draw(candidates: Candidates, key: int) -> int:
     """Sample a token by its probability: the largest sum of logit and Gumbel noise (the Gumbel-max trick).
 
-    A token's noise depends on nothing but its id and the key, 64 bits. So two models whose probabilities are alike draw
-    the same token most of the time, without knowing of each other (Daliri et al. 2024, arXiv 2408.07978).
+    A token's noise depends on nothing but its id and the key, 64 bits. So two models with similar probabilities draw
+    the same token most of the time, without communication (Daliri et al. 2024, arXiv 2408.07978).
     """
     _ = candidates.best
     noise = -np.log(-np.log(uniform(candidates.ids, key)))

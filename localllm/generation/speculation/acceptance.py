@@ -29,14 +29,14 @@ LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
 class Guess(NamedTuple):
-    """A token that may come next, and what speaks for it: from 0 to SURE, equal numbers being right equally often."""
+    """A drafted token, and its statistics: from 0 to SURE, equal numbers being right equally often."""
 
     token: int
     trust: int
 
 
 class Proposer(Protocol):
-    """Guesses how a text goes on."""
+    """Drafts the next tokens of a text."""
 
     @property
     def account(self) -> "SpeculationBudget | None":
@@ -47,7 +47,7 @@ class Proposer(Protocol):
         """Append tokens to the text."""
 
     def propose(self) -> Iterator[Guess]:
-        """Tokens that may come next, one behind the other, made when they are asked for."""
+        """Yield draft tokens, computed on demand."""
         ...
 
 
@@ -60,7 +60,7 @@ class StepCostModel:
         self._one = math.inf
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Record that a step of so many tokens took so long."""
+        """Record the time of a step."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._one = self._time_of_one()
@@ -84,7 +84,10 @@ class StepCostModel:
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
-        """Return how many tokens a step brings, relative to one without a draft; expected: tokens of this answer."""
+        """Return the tokens of a step, relative to a step without a draft.
+
+        expected: tokens of this answer.
+        """
         return expected
 
     def _interpolate(self) -> list[float]:
@@ -112,7 +115,7 @@ class BatchedStepCost:
         return self._costs.of_time(seconds) / self._one
 
     def tokens(self, expected: float) -> float:
-        """Return how many tokens a step brings, as StepCostModel; the other answers have theirs in any case."""
+        """Return the tokens of a step, as StepCostModel; each of the other answers gets one in any case."""
         return (expected + self._others) / (1 + self._others)
 
 
@@ -129,7 +132,7 @@ Costs = StepCostModel | BatchedStepCost
 
 
 def smooth(before: float | None, seconds: float) -> float:
-    """Smooth a step's time: the least seen, slowly forgotten. Other programs only make it slower."""
+    """Smooth a step's time: the minimum so far, which slowly rises. Other programs only make it slower."""
     return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
 
 
@@ -158,12 +161,12 @@ class AcceptanceHistory:
 
 
 class SpeculationBudget:
-    """Costs and gains of drafts of one kind, for one answer or for many.
+    """The cost and the acceptance rate of one source of drafts, for one answer or for many.
 
     Attributes:
-        experience: how often they were right.
-        seconds: that one takes, None if that is not known.
-        trials: guesses to make before that can be believed.
+        experience: their acceptance history.
+        seconds: of one draft, None if unknown.
+        trials: drafts to try before the rate is trusted.
     """
 
     def __init__(self) -> None:
@@ -279,7 +282,10 @@ class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
-        """Set up the proposers, which know the text so far; free ones come first. costs: those of others, too."""
+        """Set up the proposers, which have read the text so far; those without cost come first.
+
+        Costs: those of others, too.
+        """
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.took = self._costs.took
 

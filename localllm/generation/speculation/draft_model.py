@@ -1,7 +1,7 @@
-"""Guesses by a smaller model of the same vocabulary: it writes ahead, and the larger one reads what it wrote.
+"""Drafts by a smaller model with the same vocabulary, which the larger one verifies.
 
-The small model draws as the large one will, with the same sampler and the same random numbers. So both say the same
-wherever their probabilities are alike, and the text is what the large one would have written alone.
+The small model draws as the large one will, with the same sampler and the same random numbers. So both draw the same
+token wherever their probabilities are similar, and the text is that of the large model alone.
 
 The rejection rule of Leviathan et al. 2023 keeps 4 to 12 % more of the guesses and the same distribution, but not the
 same text for the same seed; docs/decisions/speculative-sampling.md compares other rules.
@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> Iterator["DraftModel"]:
-        """Its guesses behind a text that begins with these tokens, which are read first."""
+        """Return a proposer for a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
         sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
@@ -83,7 +83,7 @@ class DraftModel:
         """Set up the draft model.
 
         sequence: holds some of the tokens; sampler, guide: of the target model, which have drawn all of them; vocab:
-        tokens that both models have; end_ids: after which nothing comes; account: as in Proposer.
+        tokens that both models have; end_ids: that end an answer; account: as in Proposer.
         """
         self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)

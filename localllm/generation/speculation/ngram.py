@@ -1,4 +1,4 @@
-"""Guesses from texts: what followed the same words before (prompt lookup), how a copy with changes goes on.
+"""Drafts from texts: what followed the same words before (prompt lookup), and how an edited copy continues.
 
 Both are proposers of generation.speculation.acceptance and cost next to nothing. They look at the text itself, and at
 what was written before.
@@ -16,11 +16,11 @@ LEFT = 4  # copies that were left and may be taken up again
 
 
 class NGrams:
-    """Guesses that what followed the longest repeated end of the text will follow again.
+    """Drafts the tokens that followed the longest repeated suffix of the text.
 
-    A suffix automaton (Blumer et al. 1985) of all tokens so far: a state stands for the pieces of the text that end at
-    the same places. The state that the newest one links to is the longest end of the text that has been there before.
-    Where an earlier text has a longer one, that counts.
+    A suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the substrings that end at the same
+    positions. The state that the newest one links to is the longest end of the text that has been there before. Where
+    an earlier text has a longer one, that counts.
 
     Attributes:
         tokens: earlier texts, and then the text.
@@ -95,10 +95,10 @@ class NGrams:
 
 
 class Copies:
-    """Guesses that a text which is copied with changes goes on behind a change.
+    """Drafts the continuation of an edited copy after a change.
 
-    When the answer leaves what it copied, it may have replaced a token, and then the next but one comes; or it has put
-    something in or left something out, which shows when a token comes that was due there.
+    Where the answer leaves the original, it may have replaced a token, and continues with the next but one; or it has
+    inserted or left out text, which shows when it returns to a token of the original.
     """
 
     account = None
@@ -111,7 +111,7 @@ class Copies:
         self._left: deque[int] = deque(maxlen=LEFT)  # places where copies were left, the latest first
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, the last that `grams` has seen."""
+        """Append tokens to the text, the latest that `grams` has read."""
         for number in range(len(self._grams.tokens) - len(tokens), len(self._grams.tokens)):
             self._follow(number)
         if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
@@ -137,7 +137,7 @@ class Copies:
             self._left.appendleft(self._place)
 
     def propose(self) -> Iterator[Guess]:
-        """Draft what comes next in the original; a token's trust is the number of copied tokens before it."""
+        """Draft the next tokens of the original; a token's trust is the number of copied tokens before it."""
         return iter(()) if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
 
 

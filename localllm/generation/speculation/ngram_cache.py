@@ -1,7 +1,7 @@
-"""Earlier texts as tokens, of this process and of earlier ones, from which drafts are taken.
+"""Token sequences of earlier texts, of this process and earlier ones, as a source of drafts.
 
-So a text that is edited today is guessed from what it was yesterday. Texts are kept in the order in which they came,
-and what comes again only once; of what is too much the oldest goes.
+So a text that is edited today is guessed from what it was yesterday. Texts are kept in order, and repeated passages
+only once; of what is too much the oldest goes.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ class CorpusMatch(NamedTuple):
 
 
 class TokenCorpus:
-    """Texts, one behind the other, and where the same tokens come again. Does not change.
+    """Concatenated texts, and an index of their n-grams. Immutable.
 
-    A place stands for the GRAM tokens before it. The index is all places in the order of the keys of those; of equal
+    A position represents the GRAM tokens before it. The index is all places in the order of the keys of those; of equal
     keys as they come. NumPy sorts 131 thousand in 10 ms, and a file that has them sorted is read in 2.
 
     Attributes:
-        tokens: int32, with a GAP behind each text.  places: int32, the index.
+        tokens: int32, with a GAP after each text.  places: int32, the index.
     """
 
     def __init__(self, tokens: np.ndarray, places: np.ndarray, sorted_keys: np.ndarray | None = None):
@@ -94,7 +94,7 @@ class TokenCorpus:
         return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
     def _new_in(self, ids: np.ndarray) -> np.ndarray:
-        """Return the pieces of a text that are new here, int32: LEAST tokens or more, with a GAP after each.
+        """Return the passages of a text that are new here, int32: LEAST tokens or more, with a GAP after each.
 
         A piece begins with SURE tokens that may be known, by which it is found again.
         """
@@ -125,7 +125,7 @@ def keys(tokens: np.ndarray) -> np.ndarray:
 
 
 def places_in(tokens: np.ndarray) -> np.ndarray:
-    """Places with GRAM tokens before them and one behind, int32."""
+    """Return the positions with GRAM tokens before them and one after, int32."""
     gaps = np.concatenate(([0], np.cumsum(tokens == GAP)))
     ends = np.arange(GRAM, len(tokens), dtype=np.int32)
     result: np.ndarray = ends[gaps[ends + 1] == gaps[ends - GRAM]]
@@ -133,7 +133,7 @@ def places_in(tokens: np.ndarray) -> np.ndarray:
 
 
 def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
-    """How many tokens before each of the places are those at the end of its window, which may be everyone's."""
+    """Return how many tokens before each position match the end of its window; one window may serve all."""
     at = places[:, None] - np.arange(1, windows.shape[1] + 1)
     same = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
     result: np.ndarray = np.logical_and.accumulate(same, 1).sum(1)
@@ -144,9 +144,9 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
-    """Name the vocabulary of the stored texts; None if nothing is kept.
+    """Name the vocabulary of the stored texts; None if texts are not stored.
 
-    A vocabulary that differs in few tokens may have the same name: drafts are wrong then, and nothing else.
+    A vocabulary that differs in few tokens may have the same name: then drafts are wrong, with no other harm.
     """
     if size_limit() == 0:
         return None

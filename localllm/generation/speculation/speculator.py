@@ -1,6 +1,6 @@
-"""Decoding steps that take several tokens of an answer, guessed ahead: of an only answer, or of few in a batch.
+"""Speculative decoding of several answers in one step: of an only answer, or of few in a batch.
 
-With few, a step's arithmetic has room left; with more, who guesses wrong would take the others' time.
+With few, a step's arithmetic has room left; with more, rejected drafts would slow down the others.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def span_of(answering: Completion, count: int) -> AnswerSpan:
 
 
 def logits_for(work: list[AnswerSpan]) -> str:
-    """Return which logits a run has to give."""
+    """Return the indices of the logits that a run must return."""
     wanted = "none"
     for one in work:
         if one.draft:
@@ -61,10 +61,10 @@ class Speculator:
         self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
 
     def listen(self, answering: Completion, others: int = 0) -> None:
-        """Have the layer that guesses read what an answer reads from now on, beside so many others, if that may pay.
+        """Let the draft head read an answer's tokens from now on, if that may pay with so many other answers.
 
-        That layer is the model's own, or a head's in another file. Raises UsageError for an only answer that wants it
-        ("mtp") where there is none.
+        That layer is the model's own, or a head's in another file. Raises UsageError for a single answer that requests
+        "mtp" where there is no such layer.
         """
         sequence, speculate = answering.sequence, answering.options.speculate
         if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:
@@ -76,11 +76,11 @@ class Speculator:
             sequence.detach_listener()
 
     def learn_cost(self, tokens: int, seconds: float) -> None:
-        """Record that a step with so many tokens took so long."""
+        """Record the time of a step."""
         self._costs.took(tokens, seconds)
 
     def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
-        """Return what may come next of each answer, in one step for all and so many others; nothing if that is many."""
+        """Return a draft for each answer, in a step with `others` more answers; none in large batches."""
         drafts: list[list[int]] = []
         others += len(answers) - 1
         if others >= FEW:
@@ -97,7 +97,7 @@ class Speculator:
         return drafts
 
     def _start(self, answering: Completion) -> Guesses:
-        """Find out what drafts come from; those whose guesses are free come first."""
+        """Choose the proposers; those without cost come first."""
         guide, sampler, tokens = answering.guide, answering.sampler, without_images(answering.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
         proposers += from_text(tokens, self._written)
@@ -118,6 +118,6 @@ def wants_guesses(answering: Completion) -> bool:
 
 
 def most_guessed(answering: Completion) -> int:
-    """Return how long a draft may be: a full context is shifted where it would be without one."""
+    """Return the longest draft allowed: a full context must shift where it would without a draft."""
     most, sequence = answering.left - 1, answering.sequence
     return min(most, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else most

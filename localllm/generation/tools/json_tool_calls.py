@@ -4,9 +4,9 @@
     {"name": "NAME", "arguments": {"ka": "Vab"}}
     ```
 
-Qwen2.5-Coder does so. A call stands in lines of its own, names a tool that there is, and has arguments that the tool
-takes; all else is text. Several may follow each other, in a fence or a list; small models write the same one until they
-are cut, so one that is repeated to the letter, outside of a fence or a list, ends the answer.
+Qwen2.5-Coder does so. A call is on lines of its own, names an existing tool, and has arguments that the tool accepts;
+all else is text. Several may follow each other, in a fence or a list; small models write the same one until they are
+cut, so one that is repeated to the letter, outside of a fence or a list, ends the answer.
 """
 
 import re
@@ -26,7 +26,7 @@ class _UnknownYetError(Exception):
 
 
 class WrittenCall(NamedTuple):
-    """A call, and where the text goes on behind it."""
+    """A call, and the end of its text."""
 
     name: str
     arguments: str
@@ -34,7 +34,7 @@ class WrittenCall(NamedTuple):
 
 
 class JsonToolCallParser:
-    """Finds them in what is said, as it comes.
+    """Finds JSON tool calls in an answer while it is generated.
 
     Attributes:
         repeats: whether a call was written a second time, with which the answer ends.
@@ -169,7 +169,7 @@ def _skip(text: str, place: int) -> int:
 
 
 def _skip_word(text: str, place: int, word: str) -> int:
-    """Skip a word, after white space. Raises ValueError for another, _UnknownYetError if it may come."""
+    """Skip a word, after white space. Raises ValueError for another word, _UnknownYetError for its beginning."""
     place = _skip(text, place)
     if text.startswith(word, place):
         return place + len(word)

@@ -1,4 +1,4 @@
-"""How a parameter is written that has marks of its own and is no part of JSON: a text as it is, all else as JSON.
+"""The format of parameters that have marks of their own and are not part of JSON: a text as it is, all else as JSON.
 
     <parameter=city>        <parameter=days>
     New York                3
@@ -89,7 +89,7 @@ def form_of_others(schema: Schema) -> ParameterForm | None:
 
 
 def _alternatives(schema: Any, root: Schema) -> list[Any]:
-    """List the schemas of which one has to hold, behind references."""
+    """List the alternative schemas, with references resolved."""
     found, waiting, seen = list[Any](), [schema], set[int]()
     while waiting:
         one = waiting.pop()
@@ -126,7 +126,7 @@ def _split_schema(schema: Any) -> tuple[Schema | None, Schema | None]:
 
 
 def anything(schema: Schema) -> str:
-    """Build a regular expression of texts as long as a schema says, whatever else it says of them."""
+    """Build a regular expression for texts of a schema's length; other keywords are ignored."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
         return "(?s:.*)"

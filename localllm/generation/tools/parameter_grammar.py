@@ -18,13 +18,13 @@ FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 class ParameterGrammar:
     """The rules of one tool's arguments: each parameter at most once, those that are required always.
 
-    Their order is free, as nothing in the form says one. Of more than MOST_FREE, optional ones may be repeated, and the
-    parser takes the first; more than MOST_FREE that are required come in the schema's order.
+    Their order is free, since the format prescribes none. Of more than MOST_FREE, optional ones may be repeated, and
+    the parser takes the first; more than MOST_FREE that are required come in the schema's order.
     """
 
     def __init__(self, rule: str, schema: Mapping[str, Any], marks: ParameterMarks, tokenizer: "Tokenizer",
                  literal: Callable[[str], str]):  # fmt: skip
-        """rule: the beginning of all rules' names.  literal: makes one of a piece of text."""
+        """rule: the beginning of all rules' names.  literal: makes a rule from a text."""
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
         self._keys = [*(schema.get("properties") or {})]
         self._required = {key for key in schema.get("required") or () if key in self._keys}
@@ -59,7 +59,7 @@ class ParameterGrammar:
         return f"{self._rule}_{'b' if begun else 'a'}{sum(1 << number for number in used)}"
 
     def _state(self, used: frozenset[int], begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
-        """Return the rule for what may come after these parameters."""
+        """Return the rule for the text after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
         for number in self._candidates(used):
             # Where the order is the schema's, those that were passed over are as good as used.

@@ -88,7 +88,7 @@ def tool_use(
 
 
 async def wait_for(value: Awaitable[Any]) -> Any:
-    """Return what comes of an awaitable, which may be no coroutine."""
+    """Return the result of an awaitable, which need not be a coroutine."""
     return await value
 
 
@@ -106,8 +106,8 @@ def run_alone(value: Awaitable[Any]) -> Any:
 def perform(function: Callable[..., Any], call: ToolCall, run: Callable[[Awaitable[Any]], Any] = run_alone) -> str:
     """Call a function with a call's arguments, converted to its types; its result as a text, JSON if it is none.
 
-    run: waits for what an asynchronous function returns. Raises whatever the function raises, and pydantic's
-    ValidationError for arguments that it does not take.
+    run: waits for what an asynchronous function returns. Raises the function's exceptions, and pydantic's
+    ValidationError for invalid arguments.
     """
     from pydantic import validate_call
     from pydantic_core import to_json

@@ -26,7 +26,7 @@ class ToolCall:
 
     @property
     def text(self) -> str:
-        """The arguments as JSON, as far as they were said."""
+        """Return the arguments as JSON, perhaps incomplete."""
         return "".join(self.pieces)
 
     @property

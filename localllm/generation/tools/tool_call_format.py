@@ -1,4 +1,4 @@
-"""The form of a model's tool calls, read off conversations with known calls that its chat template renders.
+"""The format of a model's tool calls, derived from known calls that its chat template renders.
 
     <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
     [opening                NAME  between      arguments             closing        ]
@@ -28,11 +28,11 @@ Render = Callable[[Sequence[Message], bool], str]  # a conversation, and whether
 
 @frozen
 class ParameterMarks:
-    """Around a parameter that is no part of JSON.
+    """The marks around a parameter that is not part of JSON.
 
     Attributes:
         first, next: in front of its name, of the first one and of others.
-        text, json: what is between its name and its value, and behind that: of texts, and of all else.
+        text, json: the marks before and after its value: for texts, and for everything else.
     """
 
     first: str
@@ -43,14 +43,14 @@ class ParameterMarks:
 
 @frozen
 class ToolCallFormat:
-    """How calls are written; ID stands for an id in each.
+    """The texts around calls; ID is a placeholder of call ids.
 
     Attributes:
-        opening: in front of the first call's name.  between: behind a name.
+        opening: in front of the first call's name.  between: after a name.
         separator: from a call's arguments to the next one's name; None if there is only ever one call.
-        closing: behind the last one's arguments.
+        closing: after the last one's arguments.
         marks: of parameters, None for JSON.
-        as_text: whether the template wants arguments as JSON's text.
+        as_text: whether the template expects arguments as JSON text.
         is_known: whether the template tells the model of tools; else somebody else has to.
     """
 
@@ -105,7 +105,7 @@ USER: Message = {"role": "user", "content": "Hi"}
 
 
 def calling(count: int, arguments: Any) -> Message:
-    """Make a message with so many calls."""
+    """Make a message with `count` calls."""
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
@@ -162,7 +162,7 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
 
 
 def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
-    """Return what the model has to write for a message, without what the template adds before and after it."""
+    """Return the text that a model has to generate for a message, without the template's text around it."""
     text, before = attempt(render, [USER, message]), attempt(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
     first = text.find(NAME, len(same(text, before)))

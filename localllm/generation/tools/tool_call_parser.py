@@ -1,4 +1,4 @@
-"""Calls of tools in an answer's text, as it comes: parts of prose, names, and arguments as JSON."""
+"""Parses tool calls from an answer while it is generated: parts of prose, names, and arguments as JSON."""
 
 import json
 import re
@@ -16,10 +16,12 @@ _NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that a schema does not name
 
 
 class ToolCallParser:
-    """Follows one answer. Behind the trigger everything is as the format says, which a grammar has to see to.
+    """Parses the tool calls of one answer.
+
+    Behind the trigger everything is as the format says, which a grammar has to see to.
 
     Attributes:
-        in_call: whether the trigger was there.  pending: what came behind it, when it was found.
+        in_call: whether the trigger was there.  pending: what came after it, when it was found.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class ToolCallParser:
         self._given: set[str] = set()  # parameters with marks, of the call
 
     def copy(self) -> "ToolCallParser":
-        """One that goes on from here by itself."""
+        """Return a copy that continues independently."""
         twin = copy(self)
         twin._scan = copy(self._scan)
         twin._state = getattr(twin, self._state.__name__)
@@ -88,7 +90,7 @@ class ToolCallParser:
         return bool(self._held)
 
     def _place(self) -> int | None:
-        """Where the trigger is: one that is no token where a line begins, one that is no tag in the very beginning."""
+        """Find the trigger: at the start of a line if it is no token, at the start of the text if it is no tag."""
         place = self._held.find(self._trigger)
         if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
             return place if place >= 0 else None
@@ -202,7 +204,7 @@ class ToolCallParser:
         return (said, end.end()) if end and behind < len(self._held) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
-        """Whether a piece is there as a whole, which is taken then."""
+        """Consume a mark, if it is complete."""
         found = re.match(self._pattern(piece), self._held)
         if not found:
             return False
@@ -210,7 +212,7 @@ class ToolCallParser:
         return True
 
     def _pattern(self, piece: str) -> str:
-        """Build a regular expression of a piece."""
+        """Build a regular expression for a mark."""
         return pattern(piece, self._marks)
 
 
@@ -254,7 +256,7 @@ def escape_tokens(piece: str, marks: frozenset[str]) -> str:
 
 
 def pattern(piece: str, marks: frozenset[str]) -> str:
-    """Build a regular expression of a piece, with or without escape characters."""
+    """Build a regular expression for a mark, with or without escape characters."""
     escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
     return escaped.replace(re.escape(ID), _ID)
 

@@ -1,7 +1,7 @@
-"""Tools that a model may call: what an answer's grammar is then, and what has to be seen of its tokens.
+"""The grammar of answers with tool calls, and the special tokens that its parser has to see.
 
 Until a call begins an answer is free. From the format's trigger on every token is under a grammar: the names of the
-tools, and behind each the arguments under its schema. So a call cannot be malformed, and may only be cut.
+tools, each followed by arguments that match its schema. So a call cannot be malformed, and may only be cut.
 """
 
 import json
@@ -143,14 +143,14 @@ class ToolGrammar:
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:
-        """For an answer that has not begun."""
+        """Return a parser at the beginning of an answer."""
         reader = ToolCallParser(self.format, self._schemas, self._marks)
         if self.must and not self.wraps_whole_message:
             reader.begin()
         return reader
 
     def json_reader(self) -> JsonToolCallParser | None:
-        """For an answer that has not begun: of calls that are written as JSON, whatever the template says."""
+        """Return a parser, at the beginning of an answer, for calls written as JSON, independent of the template."""
         if self.must or not self.use.json_calls:
             return None
         return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
@@ -172,7 +172,7 @@ class ToolGrammar:
         return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
 
     def _tokens(self, piece: str) -> set[str]:
-        """Return the special tokens in a piece."""
+        """Return the special tokens in a text."""
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
@@ -214,7 +214,10 @@ class ToolGrammar:
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:
-        """Return what closes calls: a model trained on another form may end after arguments, a bracket or a tag."""
+        """Return the text that closes calls.
+
+        A model trained on another form may end after arguments, a bracket or a tag.
+        """
         units = self._units(self.format.closing)
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 

@@ -79,7 +79,7 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
 
 
 def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """With results of calls in which no tag of the template stands, so that none can end before its end."""
+    """Return messages in whose tool results the template's tags are escaped, so that no result can end early."""
 
     def broken(text: str) -> str:
         for mark in marks:
@@ -93,7 +93,7 @@ def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
 
 
 def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with calls whose arguments are no JSON object as texts, and so what came of them.
+    """Return the conversation with malformed calls, and their results, as plain text.
 
     Such results follow those of the message's other calls, which stay next to them. Raises UsageError.
     """
@@ -128,7 +128,7 @@ def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
 
 
 def words(call: Any) -> tuple[str, str]:
-    """Return a call's name and its arguments as they were said."""
+    """Return a call's name and its arguments as generated."""
     arguments = call["function"]["arguments"]
     return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
 

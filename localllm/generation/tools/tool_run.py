@@ -1,4 +1,4 @@
-"""An answer behind all calls of tools: the functions are called, and the model gets their results."""
+"""The tool loop: functions are called, and the model gets their results, until it answers without a call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -21,11 +21,11 @@ REFUSED = "error: the user does not allow this call"
 
 
 class ToolRun(TextIterator):
-    """A conversation that goes on until an answer calls no tool: iterate over it for the text, or over `parts`.
+    """A conversation that continues until an answer calls no tool: iterate over it for the text, or over `parts`.
 
     Attributes:
         parts: to iterate over instead: (kind, text) of answers, "call" with a tool's name, "arguments" and "result".
-        messages: what was said since, with calls and results; grows as it goes on.
+        messages: the messages since, with calls and results; grows as it continues.
         calls: those that were performed or refused.  answer: the latest answer, a Generation.
     """
 
@@ -84,7 +84,7 @@ class ToolRun(TextIterator):
             self.answer = self._begin(self.messages)
 
     def _result(self, call: ToolCall) -> Message:
-        """Perform a call; what goes wrong is told to the model."""
+        """Perform a call; the model is told about errors."""
         self.calls.append(call)
         if self._permission and not self._permission(call):
             text = REFUSED

@@ -1,4 +1,4 @@
-"""How an open model comes to its projector: when the first image is shown, or when it is told which one to use."""
+"""Loads an open model's projector: with the first image, or when one is chosen."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ class VisionAdapter:
     """
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
-        """path: of the model; threads: that encode; keeps: what was made of images from process to process."""
+        """path: of the model; threads: that encode; keeps: encoded images across processes."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
         self.eye: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
-        """Use this projector from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
+        """Use this projector from now on, None for the one next to the model; pan_and_scan: crops of long images, too.
 
         Raises as ImageEncoder, and UsageError if there is no projector.
         """

@@ -1,4 +1,4 @@
-"""What a model sees images with: its projector, and the ids that stand for what was seen."""
+"""A model's image encoder: its projector, and the token ids that represent encoded images."""
 
 import hashlib
 import os

@@ -63,7 +63,7 @@ def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
 
 
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """Optimize all of a kernel at once.
+    """Optimize a kernel's whole module.
 
     With internal linkage already, more would be inlined: twice the code.
     """

@@ -77,7 +77,7 @@ class Compiler:
         lower_priority(self.process)
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
+        """Kill the compiler."""
         self.process.kill()
         self._listener.join()
         with suppress(BrokenPipeError), self.process:
@@ -87,7 +87,7 @@ class Compiler:
 def serve(code_of: Callable[[str], bytes]) -> None:
     """Serve a compiling process: names come from stdin, machine code goes to stdout.
 
-    The next name comes when the code of the one before has been read: its size (8 bytes, little-endian) and content.
+    The next name is sent when the code of the one before has been read: its size (8 bytes, little-endian) and content.
     """
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # should anything print
@@ -100,7 +100,7 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 def wanted() -> Iterator[str]:
     """Yield names from stdin.
 
-    When it ends, so does this process, whatever it is doing: nobody is left to read a result.
+    When it ends, so does this process, at once: there is no reader of a result.
     """
     names = SimpleQueue[str]()
 
@@ -118,7 +118,7 @@ class Work:
     """A queue of kernels to compile, shared by the threads that talk to a compiler each.
 
     Attributes:
-        left: kernels that nobody compiles yet, in order.
+        left: kernels that no thread has taken yet, in order.
         codes: machine code of those that are ready.
         error: why one of them is not, or None.
         changed: held to look at the others; notified of changes.
@@ -200,7 +200,7 @@ class Compilers:
 
 
 def processes() -> int:
-    """Return how many compilers this computer carries at once, at least 1."""
+    """Return how many compilers this computer can run at once, at least 1."""
     return max(1, min(logical_cores(), min(available_memory(), address_limit()) // SHARE))
 
 

@@ -1,6 +1,4 @@
-"""The handler for unreadable pages of a mapped file that was truncated.
-
-Or its disk is gone.
+"""The handler for unreadable pages of a mapped file that was truncated, or whose disk is gone.
 
 The system sends a bus error, on Windows an exception, in any thread. To check sizes cannot help: the file may shrink
 between the check and the kernel that reads it, and kernels read for seconds. So it has a handler, in native code,

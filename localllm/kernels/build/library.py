@@ -4,8 +4,8 @@ Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU
 (see objects.py). Later starts load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There
 is one object file per kernel, so that a model compiles only what its formats need.
 
-A start that has to compile something goes on with kernels that it may need later, behind its answer. If it ends before
-they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one goes on.
+A start that has to compile something continues with kernels that it may need later, after its answer. If it ends before
+they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one continues.
 """
 
 import os
@@ -40,7 +40,7 @@ class Library:
         """Load the kernels `names`, compiling what this computer has not compiled yet.
 
         progress is called while compiling; later: kernels that `load` may be asked for, in the order in which they are
-        compiled behind, once something has to be compiled; lane: another than this computer's. Raises LocalllmError if
+        compiled after, once something has to be compiled; lane: another than this computer's. Raises LocalllmError if
         a kernel cannot be compiled.
         """
         self.addresses = dict[str, int]()
@@ -80,7 +80,7 @@ class Library:
         return objects
 
     def _compile(self, names: list[str]) -> "Compilers":
-        """Compute what compiles these kernels, and those for later behind them."""
+        """Return a generator that compiles these kernels, and then those for later."""
         from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
 
         absent = [
@@ -96,7 +96,7 @@ class Library:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
     def give_way(self) -> None:
-        """Compute what is still compiled is no longer urgent: other work goes first."""
+        """Lower the priority of the remaining compilations: other work goes first."""
         if self._compilers:
             self._compilers.give_way()
 

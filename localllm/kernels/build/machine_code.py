@@ -101,7 +101,7 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 class Image:
     """One object file in memory.
 
-    What is only read or executed, then slots, and on pages of their own what is written.
+    First the sections that are only read or executed, then slots, and on separate pages the writable sections.
 
     Attributes:
         addresses: of global symbols, by name.

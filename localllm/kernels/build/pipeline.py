@@ -47,8 +47,8 @@ class Linkable(CPUCodeLibrary):
 class Aligned(Lower):
     """Functions whose stack begins at a line of the cache.
 
-    Left alone, LLVM finds out too late that it has vectors to put there, which cross lines then: 12 stores of 64 bytes
-    beside 192 dot products took 8 % of the time. An ARM's vectors have 16 bytes.
+    Left alone, LLVM finds out too late that it has to spill vectors there, which cross lines then: 12 stores of 64
+    bytes next to 192 dot products took 8 % of the time. An ARM's vectors have 16 bytes.
     """
 
     def setup_function(self, fndesc: Any) -> None:

@@ -136,7 +136,7 @@ MODULES = {
 
 
 def kernel(name: str):
-    """Return the kernel of that name; after a hyphen stands the format that it is made for.
+    """Return the kernel of that name; a format follows after a hyphen.
 
     As in embed-Q8_0; of attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0.
     """

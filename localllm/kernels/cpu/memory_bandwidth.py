@@ -1,8 +1,8 @@
 """Reads memory as fast as the machine can, for `localllm bench` to compare decode with.
 
-A part reads one contiguous range, as four streams side by side: with 64-byte loads, each stream asking ahead for its
-next four lines. Two cores of a Zen 4 reach 36.7 GB/s like this, one of them 35.0; one core with one stream and the
-prefetch distance of the decode kernels 32.4, without prefetch 31.4, NumPy's sum 33.6.
+A part reads one contiguous range, as four streams side by side: with 64-byte loads, each stream prefetching its next
+four lines. Two cores of a Zen 4 reach 36.7 GB/s like this, one of them 35.0; one core with one stream and the prefetch
+distance of the decode kernels 32.4, without prefetch 31.4, NumPy's sum 33.6.
 """
 
 from localllm.kernels.arguments import STREAM
@@ -26,7 +26,7 @@ def read_step(at):
 
 @kernel
 def stream(a, part, parts, thread):
-    """Return the exclusive or of all 64-byte words of a part.
+    """Compute the exclusive or of all 64-byte words of a part.
 
     A result, so that the reading cannot be left out.
     """

@@ -1,6 +1,6 @@
 """The memory that Python and the threads' kernels share: fields of a job and of a step, by name.
 
-Nothing here knows Numba.
+This module does not import Numba.
 """
 
 from typing import NamedTuple

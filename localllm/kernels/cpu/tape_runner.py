@@ -1,11 +1,11 @@
 """The loop in which threads walk a tape together.
 
 A tape is an array of steps. A step's work is cut into parts; threads claim parts one by one, in order, and a thread
-that finds none left goes on. Steps are grouped in stages: all parts of a stage are done before a part of the next
-starts. Nobody waits for a *thread*: a thread that the operating system has put aside between parts holds up no one, and
-one that comes back late finds its steps taken and catches up. (A barrier that counts threads loses half of its speed
-or more when another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does
-hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time
+that finds none left continues. Steps are grouped in stages: all parts of a stage are done before a part of the next
+starts. Nobody waits for a *thread*: a thread that the operating system preempts between parts delays no other, and
+skips the steps that are done when it resumes. (A barrier that counts threads loses half of its speed or more when
+another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does hold up the
+rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time
 (`slice_cycles`), which costs nothing if nobody wants it.
 
 A step's claim cell, one cache line, packs run number (32 bits, which wrap), parts (16), next part (16): a late thread

@@ -1,8 +1,8 @@
 """CUDA kernels, for Numba: one file per kind, one function per verb. This file finds a kernel by its name.
 
 A kernel's parameters are the names of its declaration in localllm.kernels.arguments, in that order, all int64: numbers,
-the bits of a float32, or addresses on the card. It treats its piece of the grid and returns at once where there is no
-work for it: grids have room for the most rows of a program, `count` says how many there are.
+the bits of a float32, or addresses on the card. It processes its part of the grid, and returns immediately where there
+is no work: grids have room for the most rows of a program, `count` says how many there are.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a block for every few columns of recurrent states, which lie in groups of 16."""
+    """Return a grid with a block for every few columns of recurrent states, in groups of 16."""
     from localllm.kernels.cuda.recurrent.sequences import ACROSS  # imports Numba
 
     heads, width = (
@@ -146,7 +146,7 @@ def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
-    """Return how many may have something to do."""
+    """Return the most experts that can have rows."""
     return min(arguments["experts"], rows)
 
 
@@ -250,7 +250,7 @@ def kernel(name: str) -> Callable[..., None]:
 
 
 def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return how to launch it."""
+    """Return the launch grid."""
     return MODULES[name.partition("-")[0]][1](arguments, rows)
 
 

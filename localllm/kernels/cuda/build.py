@@ -1,4 +1,4 @@
-"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes code for a card of it. Neither asks a card.
+"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes code for a card of it. Neither needs a GPU.
 
 It is kept as that of the CPU's kernels is (localllm.kernels.build.objects), in a folder named by a key of the sources,
 of the versions of what compiles, and of the compute capability. Run as a module, with a compute capability such as 8.0,
@@ -35,7 +35,7 @@ def machine_code(
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
     """Return each kernel's machine code, a cubin, and the name of its entry.
 
-    What this computer has not compiled yet is compiled, in as many processes as it has cores, and kept. progress is
+    Kernels without cached code are compiled, in as many processes as there are cores, and cached. progress is
     called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)

@@ -64,12 +64,12 @@ if SIMULATED:
         return tuple((ctypes.c_int32 * 2).from_address(int(address)))
 
     def load_4f32(address):
-        """Return four float32 at once, at a multiple of 16 bytes."""
+        """Load four float32 at once, at a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 4).from_address(int(address)))
 
     def store_4f32(address, a, b, c, d):
-        """Return four float32 at once, to a multiple of 16 bytes."""
+        """Store four float32 at once, to a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector store that is not aligned"
         (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
 
@@ -93,23 +93,20 @@ if SIMULATED:
         return math.sin(2 * math.pi * (x % 1))
 
     def stream_4i32(address):
-        """Return four int32 at once, at a multiple of 16 bytes.
-
-        Of what is read only once and not worth the nearest cache.
-        """
+        """Load four int32 at once, at a multiple of 16 bytes, without keeping them in the L1 cache."""
         return load_4i32(address)
 
     def stream_2i32(address):
-        """Return two int32 at once, at a multiple of 8 bytes, of what is read only once."""
+        """Load two int32 at once, at a multiple of 8 bytes, without keeping them in the L1 cache."""
         return load_2i32(address)
 
     def load_2f32(address):
-        """Return two float32 at once, at a multiple of 8 bytes."""
+        """Load two float32 at once, at a multiple of 8 bytes."""
         assert address % 8 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 2).from_address(int(address)))
 
     def store_4i32(address, a, b, c, d):
-        """Return four int32 at once, to a multiple of 16 bytes."""
+        """Store four int32 at once, to a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector store that is not aligned"
         (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
@@ -126,10 +123,7 @@ if SIMULATED:
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Return four bytes out of the eight of a and b, a's first.
-
-        By the last 3 bits of the selector's nibbles.
-        """
+        """Select four of the eight bytes of a and b, a's first, by the low 3 bits of the selector's nibbles."""
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
@@ -169,7 +163,7 @@ if SIMULATED:
         return int(np.rint(x))
 
     def warp_exchange(value):
-        """Compute what all lanes of this one's warp say, in their order. All of them have to be here."""
+        """Exchange a predicate among the lanes of a warp, as a bit mask in their order; all lanes must take part."""
         return RunningKernel().warp_exchange(value)  # a word that tests/support/simulated.py adds
 
     def from_lane_xor(x, mask):
@@ -177,7 +171,7 @@ if SIMULATED:
         return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
-        """Compute what lanes of this warp have written, all of them see."""
+        """Make the writes of a warp's lanes visible to all of them."""
         warp_exchange(0)
 
 else:

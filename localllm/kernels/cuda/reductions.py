@@ -34,7 +34,7 @@ def make_over_warp(two):
 
 
 def make_over_block(two):
-    """Return the same of all threads of the block, which have to be here."""
+    """Make the reduction over all threads of a block, which must all take part."""
     over_warp = make_over_warp(two)
 
     @device

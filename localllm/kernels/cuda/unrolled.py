@@ -30,11 +30,11 @@ if SIMULATED:
         return word
 
     def visit(count, function):
-        """Return the same for functions that return nothing."""
+        """Call a function `count` times, unrolled."""
         return unrolled(count, function)
 
     def folded(groups, function):
-        """Return a word x -> for each group of places in x what function(number, number) makes of all of them."""
+        """Return a function x -> for each group of places in x the fold of its numbers by `function`."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):

@@ -2,7 +2,7 @@
 
 A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODES, the same
 where tiles need another; and UNPACK, for formats whose codes are not all in their layout (quant/layouts.py): functions
-like those of scalar.py. Nothing in this file knows Numba.
+like those of scalar.py. This file does not import Numba.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ def family(name: str) -> Any:
 
 
 def takes(name: str, columns: int) -> bool:
-    """Return whether the int8 kernels multiply rows of so many weights.
+    """Return whether the int8 kernels multiply rows of `columns` weights.
 
     Groups of 256, and chunks of 64 if there are some.
     """

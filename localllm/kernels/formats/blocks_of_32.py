@@ -119,10 +119,7 @@ def q8_0_codes(address):
 
 
 def codes_of(layout, block_bytes):
-    """Return how the codes of eight blocks are read, and of two.
-
-    What they are too large by, and the largest.
-    """
+    """Return functions that read the codes of eight blocks and of two, the codes' offset, and the largest code."""
     if layout.bits == 8:
         return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
@@ -144,7 +141,7 @@ def floats_of(at, block_bytes):
 
 
 def exponents_of(at, block_bytes):
-    """Return the same for halved exponents of 8 bits."""
+    """Convert halved exponents of 8 bits to scales."""
     gather, table = make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device

@@ -1,6 +1,4 @@
-"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, and a shift of 1/8 up or down.
-
-Which takes the place of a minimum.
+"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, shifted by 1/8 up or down, which takes the place of a minimum.
 
 The int8 kernels get both in eighths.
 """

@@ -1,4 +1,4 @@
-"""The IQ2 and IQ3 formats: a grid of magnitudes, with signs beside it.
+"""The IQ2 and IQ3 formats: a grid of magnitudes, with signs next to it.
 
 There is one sign bit for each weight, or 7 bits for 8 weights where the number of minus signs is made even (see
 `eight_signs`). For the int8 kernels a minus sign reflects a code at the offset.
@@ -49,7 +49,7 @@ IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 @device
 def eight_signs(code):
-    """Return the 8 sign bits that a 7-bit code stands for.
+    """Return the 8 sign bits of a 7-bit code.
 
     The code, and an eighth bit that makes the number of ones even.
     """

@@ -47,7 +47,7 @@ def codes(address):
 def scales(builder, address):
     """Return half of the floats in the first 4 bytes of four blocks.
 
-    127 is zero, the topmost bit of others nothing.
+    127 is zero; the top bit of others is ignored.
 
     Moved to the bits of a float16 such a float is 2 ** 8 times too small, also a subnormal one.
     """

@@ -76,14 +76,14 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """Return the same for numbers without an order."""
+    """Make the function for numbers in no regular order."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
 
 
 def make_value(layout: Layout) -> Callable:
-    """Make a function: what a code stands for, float32."""
+    """Make a function: a code's value, float32."""
     if layout.values:
         table = np.array(layout.values, np.int8)
         return device(lambda code: np.float32(table[code]))
@@ -110,7 +110,7 @@ def make_scale(layout: Layout) -> Callable:
 
 
 def make_minimum(layout: Layout) -> Callable | None:
-    """Make a function (block, group): what is added to its weights, float32; None if nothing is."""
+    """Make a function (block, group): what is added to its weights, float32; None if the format has no minimum."""
     at = layout.low
     if at is None:
         return None

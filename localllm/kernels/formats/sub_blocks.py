@@ -49,7 +49,7 @@ class SubBlocks(NamedTuple):
     of_sums: list[float]
 
     def numbers(self) -> list[int]:
-        """Return which sub-block each lane is."""
+        """Return the number of each lane's sub-block."""
         return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
 
 
@@ -119,7 +119,7 @@ def q3_k_codes(builder, address):
 
 
 def q3_k_factors(builder, addresses):
-    """Join a scale's nibble and its two high bits, which lie in two bytes, somewhere.
+    """Join a scale's nibble and its two high bits, which are in different bytes.
 
     A dot product adds them, `Q3_TIMES` times.
     """

@@ -1,6 +1,6 @@
 """TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 to a block.
 
-Of TQ1_0 five to a byte, since 3 ** 5 = 243 fits in 256.
+TQ1_0 has five to a byte, since 3 ** 5 = 243 fits in 256.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ RUNS, STRIPES = range(8), range(4)
 
 @device
 def unpack_trits(codes, count, trits, scale, out):
-    """Return the first `trits` ternary digits of `count` bytes.
+    """Write the first `trits` ternary digits of `count` bytes.
 
     Digit n of all bytes, then digit n + 1 of all bytes.
 
@@ -57,7 +57,7 @@ def tq1_0_place(weight):
 
 
 def tq1_0_stripe(q):
-    """Return how vector q comes from a group's bytes, of which 22 to 31 are there twice."""
+    """Return the byte order of vector q of a group; bytes 22 to 31 are used twice."""
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return make_shuffle(u8x64, u8x64, order), make_trits(*(digit for _, digit in places))

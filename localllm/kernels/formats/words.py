@@ -62,7 +62,7 @@ def q4_k(builder, address) -> Iterator[Pair]:
 
 
 def q5_k(builder, address) -> Iterator[Pair]:
-    """Return the same, and bit number `run` of 32 bytes that are all runs'."""
+    """Yield words of Q5_K: as of Q4_K, with bit `run` of 32 bytes that all runs share."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)

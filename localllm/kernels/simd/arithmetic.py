@@ -35,7 +35,7 @@ def make_elementwise(vector, instruction):
 
 
 def overload_operator(function, instructions):
-    """Give vectors a Python operator: `instructions` maps the vector type to LLVM's instruction."""
+    """Overload a Python operator for vectors: `instructions` maps the vector type to LLVM's instruction."""
     implementations = {vector: make_elementwise(vector, name) for vector, name in instructions.items()}
 
     @overload(function, inline="never")
@@ -140,7 +140,7 @@ def sqrt_f32x16(builder, x):
 def larger_size(builder, x, y):
     """Return the larger of two floats without sign in each lane; NaN if one is.
 
-    As integers, NaN comes behind infinity.
+    As integers, NaN comes after infinity.
     """
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
@@ -264,7 +264,7 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
 
 @operation(None, types.int64, i32x16, i32x16)
 def store_nibbles(builder, address, low, high):
-    """Compute 16 bytes, each of four bits of one lane and, above, four of the other."""
+    """Store 16 bytes, each with four bits of one lane and, above them, four of the other."""
     both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
     store_value(builder, address, builder.trunc(both, u8x16.llvm))
 

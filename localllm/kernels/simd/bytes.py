@@ -120,10 +120,7 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Return where to read 64 bytes, all of which are before `end`, and which words of these are wanted.
-
-    By start.
-    """
+    """Return the wanted words of 64-byte reads, by the offset of each read; reads stay before `end`."""
     found, at_once = {}, (64 - 2 * size) // stride + 1
     for first in range(0, count, at_once):
         start = min(first * stride, end - 64)
@@ -133,7 +130,7 @@ def windows(stride, size, count, end):
 
 
 def from_windows(builder, address, windows):
-    """Take these words, one after the other; there are two windows at least."""
+    """Shuffle these words together; there are two windows at least."""
     (start, order), *others = windows.items()
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
     for start, words in others:

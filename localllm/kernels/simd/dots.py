@@ -69,7 +69,7 @@ def dots_in_words(builder, accumulator, pairs, largest):
 
 
 def dot_signed_bytes(builder, accumulator, x, y):
-    """Return the same for signed bytes, those of y above -128, in half the work.
+    """Compute dot products of signed bytes, y above -128, with half the work.
 
     Sizes of x times y with the signs of x.
     """
@@ -133,7 +133,7 @@ def multiply_words(builder, x, y):
 
 
 def multiply_pairs(builder, x, y):
-    """Return the same of 16 words: 8 sums of two."""
+    """Multiply pairs of 16 words: 8 sums of two."""
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 

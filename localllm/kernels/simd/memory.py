@@ -39,7 +39,7 @@ def make_load(result, llvm_type, convert=lambda builder, value: value):
 
 
 def store_value(builder, address, value):
-    """Return an unaligned store."""
+    """Emit an unaligned store."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
@@ -67,7 +67,7 @@ load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
 def splat_f16(lanes):
     """Return an emitter that spreads a float16, as bits, over a vector and converts it there.
 
-    A scalar conversion would start in a register whose other lanes are somebody else's, and wait for those: rows of
+    A scalar conversion would depend on a register's other lanes, and wait for them: rows of
     Q4_K took three times as long.
     """
 
@@ -103,7 +103,7 @@ def first_lanes(builder, count):
 
 @operation(f32x16, types.int64, types.int64)
 def load_lanes_f32x16(builder, address, count):
-    """Return so many floats, and zeros; no other memory is touched."""
+    """Load `count` floats, followed by zeros; no other memory is touched."""
     pointer, zeros = builder.inttoptr(address, f32x16.llvm.as_pointer()), ir.Constant(f32x16.llvm, None)
     arguments = [pointer, I32(1), first_lanes(builder, count), zeros]
     return llvm_call(builder, "llvm.masked.load.v16f32.p0", f32x16.llvm, arguments)
@@ -111,7 +111,7 @@ def load_lanes_f32x16(builder, address, count):
 
 @operation(None, types.int64, f32x16, types.int64)
 def store_lanes_f32x16(builder, address, value, count):
-    """Return the first `count` lanes; no other memory is touched."""
+    """Store the first `count` lanes; no other memory is touched."""
     pointer = builder.inttoptr(address, f32x16.llvm.as_pointer())
     arguments = [value, pointer, I32(1), first_lanes(builder, count)]
     llvm_call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
@@ -132,7 +132,7 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Ask for the cache line at an address, which may lie outside of everything.
+    """Prefetch the cache line at an address, which may be invalid.
 
     Into all caches, or slower ones.
     """

@@ -1,4 +1,4 @@
-"""Vectors as Numba types, and what intrinsics are made of."""
+"""Vectors as Numba types, and helpers of intrinsics."""
 
 import math
 
@@ -102,7 +102,7 @@ def call_in_parts(builder, variant, result, arguments):
 
 
 def in_parts(builder, emit, parts, arguments):
-    """Compute what `emit` makes of so many parts of the arguments, one after the other in a vector."""
+    """Apply `emit` to `parts` parts of the arguments, and concatenate the results in a vector."""
     pieces = []
     for i in range(parts):
         sizes = [value.type.count // parts for value in arguments]

@@ -27,7 +27,7 @@ class Dialect:
 
     Attributes:
         sampling: its names of options.  grammar, regex: its fields for them, "" if it has none.
-        variables: whether the chat template can be told something.
+        variables: whether it accepts template variables.
     """
 
     name: str

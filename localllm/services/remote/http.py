@@ -28,7 +28,7 @@ class Endpoint:
     """A server's address and key.
 
     Attributes:
-        url: up to /v1.  key: that it asks for, or None.
+        url: up to /v1.  key: the key, or None.
     """
 
     url: str

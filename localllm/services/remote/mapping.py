@@ -1,4 +1,4 @@
-"""Answer many prompts by a server, with several requests at once, each in a thread."""
+"""Answer many prompts by a server, with several concurrent requests, each in a thread."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

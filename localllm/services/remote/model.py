@@ -62,7 +62,7 @@ class RemoteModel:
         return {"model": self.name, **request_of(options, self.form, self.dialect)}
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class RemoteModel:
 
 
 def context_of(about: dict[str, Any], endpoint: Endpoint, name: str) -> int:
-    """How many tokens a model holds: vLLM says it of the model, llama-server and localllm beside /v1."""
+    """Return a model's context length: vLLM reports it per model, llama-server and localllm outside of /v1."""
     if isinstance(about.get("max_model_len"), int):
         return int(about["max_model_len"])
     if about.get("owned_by") in ("llamacpp", "localllm"):
@@ -101,7 +101,7 @@ class RemoteSession(Conversation):
         return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
 
     def _length(self, options: GenerationOptions | None) -> dict[str, Any]:
-        """Where nobody says how long a text may get, servers have 16 tokens. Raises UsageError if nobody can know."""
+        """Return max_tokens; the default of servers for plain text is 16. Raises UsageError if it is unknown."""
         if options and options.max_tokens is not None:
             return {}
         if self._model.dialect.name in ("localllm", "llama-server"):
@@ -153,7 +153,7 @@ class RemoteSession(Conversation):
 
 
 class RemoteGeneration:
-    """An answer in the making, as generation.Generation is one. Tokens are counted, not known.
+    """An answer that is being generated, as generation.Generation is one. Tokens are counted, not known.
 
     Attributes: those of Generation, as far as a server tells them.
     """
@@ -231,7 +231,7 @@ class RemoteGeneration:
         return (text for kind, text in self.parts if kind == ANSWER)
 
     def close(self) -> None:
-        """Stop here: the server sees that nobody listens."""
+        """Close the connection, so that the server stops."""
         with suppress(LocalllmError):
             self.parts.close()  # type: ignore[attr-defined]
 

@@ -21,7 +21,7 @@ class OfferedTool:
     """A tool that is offered to the model.
 
     Attributes:
-        perform: does what a call's arguments say, and returns what comes of it. Raises ToolError, OSError.
+        perform: performs a call with its arguments, and returns its result. Raises ToolError, OSError.
     """
 
     tool: Tool
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     """The result of a call.
 
     Attributes:
-        text: that the model gets.  failed: whether it is a reason why nothing came.
+        text: that the model gets.  failed: whether it is an error.
     """
 
     text: str

@@ -1,8 +1,8 @@
 """Run a command confined to some folders and the installed programs, by Linux's Landlock.
 
 See https://docs.kernel.org/userspace-api/landlock.html; it holds for the process and all its children. Run as a
-script, with folders, "--" and a command: it confines itself and becomes the command. It imports nothing of localllm,
-and needs no more of Python than `python -I -S` has.
+script, with folders, "--" and a command: it confines itself and becomes the command. It imports no other module of
+localllm, and runs under `python -I -S`.
 """
 
 import ctypes

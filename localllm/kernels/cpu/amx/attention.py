@@ -41,7 +41,7 @@ store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Return the unit's rows of q, scaled, as left operands.
+    """Load the unit's rows of q, scaled, as left operands.
 
     [rows / 16][plane][dimensions / 32][16 rows][32].
     """
@@ -79,7 +79,7 @@ def make_pack_keys(load):
 
 
 def make_pack_values(load):
-    """Return the same for values, which meet the weights of 64 keys.
+    """Make a function that packs values, which are multiplied with the weights of 64 keys.
 
     [dimensions / 16][plane][2][16 pairs of keys][16][2].
     """

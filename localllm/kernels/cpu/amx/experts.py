@@ -18,7 +18,7 @@ from localllm.kernels.simd import load_i64, store_i64
 
 
 def make_finish(product, own):
-    """Compute what changes from expert to expert besides.
+    """Make a function that computes the other arguments that change from expert to expert.
 
     Its panels, and both planes if the run is small enough for them.
     """
@@ -36,7 +36,7 @@ def make_finish(product, own):
 
 
 def __getattr__(name):
-    """Return the two kernels, each compiled when it is asked for."""
+    """Return the two kernels, each compiled on demand."""
     if name == "experts_tiles_quantized":
         finish = make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED)
         return make_experts(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True, finish)

@@ -1,6 +1,4 @@
-"""Weights to BF16 tiles, with their scales.
-
-From the formats that the int8 kernels know (see group_format.py).
+"""Converts weights of the formats of group_format.py to BF16 tiles, with their scales.
 
 A vector of codes holds eight weights of each run of 32. So 16 codes become 16 floats of two runs, and the four vectors
 together 64 numbers in BF16, which are two rows of tiles.
@@ -46,7 +44,7 @@ def sixteen(builder, codes, run, octet):
 
 
 def store_runs(builder, octets, place, low):
-    """Return two runs, as four vectors of eight numbers of each, to their rows.
+    """Store two runs, four vectors of eight numbers each, to their rows.
 
     The low plane, too, if wanted.
     """
@@ -94,7 +92,7 @@ def make_group(format, low):
 
 
 def make_chunk(format, low):
-    """Return the same for 64 weights."""
+    """Make the function for 64 weights."""
     codes, scales = format.chunk.codes, format.chunk.scales
     minimums, store = format.chunk.minimums or scales, make_store(format, 1, f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))

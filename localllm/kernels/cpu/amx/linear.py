@@ -39,7 +39,7 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 @device
 def places(scratch):
-    """Return where a thread keeps its buffers.
+    """Return the addresses of a thread's buffers.
 
     Weights, sums, a tile that is turned around, UNPACK's arguments, a row, registers.
     """
@@ -49,7 +49,7 @@ def places(scratch):
 
 
 def make_multiply(panels, exact):
-    """Make a function that multiplies a slab with so many panels of tokens, and adds that to their sums."""
+    """Make a function that multiplies a slab with `panels` panels of tokens, and adds to their sums."""
     numbers = (0, 1, 2, 3)[: 2 * panels]
     zero, load, store = make_zero(numbers), make_load(numbers), make_store(numbers)
     products = make_products(2, panels, exact)
@@ -72,7 +72,7 @@ one_exact, two_exact = make_multiply(1, True), make_multiply(2, True)
 
 @device
 def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
-    """Return a slab with one panel or two."""
+    """Multiply a slab with one panel or two."""
     steps = (columns + 31) // 32
     if panels == 1:
         if exact:
@@ -112,11 +112,11 @@ def make_unpack(product):
 
 
 def make_fetch(product):
-    """Make a function that asks for a share of the next slabs' weights.
+    """Make a function that prefetches a share of the next slabs' weights.
 
     In the middle of these ones' panels.
 
-    They are a piece of each of many rows, which no processor foresees.
+    They are parts of many rows, which no hardware prefetcher predicts.
     """
 
     @device
@@ -150,7 +150,7 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """Make a function that multiplies so many slabs' rows, from `row` on, with TILE_TOKENS tokens at most.
+    """Make a function that multiplies some slabs' rows, from `row` on, with TILE_TOKENS tokens at most.
 
     From `first`.
     """

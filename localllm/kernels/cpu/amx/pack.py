@@ -1,9 +1,9 @@
 """Activations as right operands of tile products: made once for all the matrices that they meet.
 
 A panel is 16 tokens: [column / TILE_SLAB][panel][high and low plane][32 columns][16 pairs of columns][16 tokens][2]. So
-what a slab of weights meets lies in one piece. Tokens and columns that there are not are copies of the last token, and
-zeros. With experts, whose rows begin anywhere, number i of those that have rows begins with panel i + first row // 16:
-that leaves each of them as many panels as it needs.
+the activations that a slab of weights meets are contiguous. Tokens and columns that there are not are copies of the
+last token, and zeros. With experts, whose rows begin anywhere, number i of those that have rows begins with panel i +
+first row // 16: that leaves each of them as many panels as it needs.
 """
 
 from localllm.kernels.arguments import EXPERT, PACK
@@ -19,7 +19,7 @@ EXPERT_BYTES = 8 * len(EXPERT)
 
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
-    """Return rows `first` to first + 15, of which there are `count`, become panel number `panel`."""
+    """Pack rows `first` to first + 15, of which `count` exist, as panel number `panel`."""
     columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):
@@ -46,7 +46,7 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 
 @kernel
 def pack(a, part, parts, thread):
-    """Return all panels of all tokens, or of all experts that have rows."""
+    """Pack all tokens, or the rows of all experts, as panels."""
     tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
     exact = tokens <= load_i64(argument(a, PACK.most_exact))

@@ -10,7 +10,7 @@ from localllm.kernels.simd import load_f32x16, load_lanes_f32x16
 
 @device
 def two(row, k, columns):
-    """Return numbers k to k + 31 of a row, zeros behind its end."""
+    """Return numbers k to k + 31 of a row, zeros after its end."""
     if k + 32 <= columns:
         return load_f32x16(row + k * 4), load_f32x16(row + k * 4 + 64)
     return load_lanes_f32x16(row + k * 4, columns - k), load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)

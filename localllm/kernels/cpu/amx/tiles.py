@@ -124,7 +124,7 @@ def make_load(numbers):
 
 
 def make_store(numbers):
-    """Return the same for storing."""
+    """Make a function that stores tiles."""
     if HAS_TILES:
         return make_move("tilestored64", numbers)
 
@@ -192,7 +192,7 @@ def seconds(builder, pairs):
 def emulated_product(c, x, y):
     """Emulate c f32 [16][16] += x bf16 [16][16][2] times y bf16 [16][16][2].
 
-    First numbers of pairs and second ones apart.
+    The first and the second numbers of pairs are added separately.
     """
     for row in range(16):
         even, odd = zero_f32x16(), zero_f32x16()
@@ -206,8 +206,8 @@ def emulated_product(c, x, y):
 def make_products(left, right, exact):
     """Make a function that adds products over `steps` times 32 columns to the sums.
 
-    Left operands: `x` is where the first tile is, the next one `x_apart` bytes behind, rows `x_stride` and columns
-    `x_step` apart, the low plane `x_low` behind the high one. Right operands: the same, whose tiles lie in one piece.
+    Left operands: `x` is where the first tile is, the next one `x_apart` bytes after, rows `x_stride` and columns
+    `x_step` apart, the low plane `x_low` after the high one. Right operands: the same, whose tiles lie in one piece.
     """
     load_left, load_right = make_load((LEFT, LEFT + 1)[:left]), make_load((RIGHT, RIGHT + 1)[:right])
     multiply = make_multiply(left, right)
@@ -243,7 +243,7 @@ def narrow_pair(builder, x, y):
 
 
 def left_over(builder, pair, x, y):
-    """Compute what x and y have beyond their numbers in BF16, in BF16."""
+    """Compute the remainders of x and y after rounding to BF16, in BF16."""
     halves = (widen_bf16(builder, slice_of(builder, pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 

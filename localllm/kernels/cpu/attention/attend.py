@@ -71,9 +71,7 @@ def padded(numbers):
 
 @device
 def places(scratch, key_dim, value_dim, more):
-    """Return where a unit keeps q, tiles of keys and values, scores, output.
-
-    And the rows' sums and maximums.
+    """Return the addresses of a unit's q, tiles of keys and values, scores, output, and row states.
 
     more: bytes that the products of many rows need in front of the tiles.
     """
@@ -85,7 +83,7 @@ def places(scratch, key_dim, value_dim, more):
 
 @device
 def row_at(first_token, stride, row, group, kv_head, head_dim):
-    """Return where a row lies in q or in the output: its head's numbers."""
+    """Return the offset of a row in q or in the output: its head's numbers."""
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
@@ -100,7 +98,7 @@ def start_rows(rows, value_dim, output, states):
 
 @device
 def bits_of(a, token, kv_head):
-    """Return which keys count for a token."""
+    """Return the address of the bits of a token's selected keys."""
     of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
     return of_token + kv_head * argument(a, ATTEND.choice_stride)
 
@@ -138,7 +136,7 @@ def query_scale(a):
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Return the unit's rows of q, scaled, with zeros around, as the products take them."""
+    """Load the unit's rows of q, scaled and padded with zeros, in the layout of the products."""
     head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
     tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
     fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
@@ -168,10 +166,7 @@ def subtract_distances(scores, keys, slope, distance):
 
 @device
 def add_biases(scores, keys, biases, reach, behind):
-    """Return a head's biases, to the power of 2; `behind`.
-
-    How far the first key is behind the query, the others more.
-    """
+    """Add a head's biases to scores, as exponents of 2. behind: the first key's position minus the query's."""
     factor = splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
         number = min(max(behind + i + reach, -16), 2 * reach + 1) + 16
@@ -273,7 +268,7 @@ def write_row(a, row, group, kv_head, output, total, top):
 
 @device
 def partial_at(a, slot, head, split, value_dim):
-    """Return where the partial result of a token's head lies: its state, then the padded head."""
+    """Return the offset of the partial result of a token's head: its state, then the padded head."""
     place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
     return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
 

@@ -2,7 +2,7 @@
 
 F32 and F16 are padded to 16 dimensions, the others to blocks of 32. Q8_0: a float16 scale, then 32 signed bytes. Q4_0:
 a float16 scale, then 16 bytes, whose low halves are codes of the first 16 numbers, their high halves of the others; a
-number is scale * (code - 8). Q4_1: a float16 minimum behind the scale; a number is scale * code + minimum. Each is
+number is scale * (code - 8). Q4_1: a float16 minimum after the scale; a number is scale * code + minimum. Each is
 rounded to float32 once at most.
 
 What cannot be kept as a finite number is kept as NaN, in blocks the whole block: a score of minus infinity would look
@@ -74,14 +74,14 @@ def load_q8_0(head, d):
 
 @device
 def block_of_32(x, d, head_dim, padding):
-    """Return numbers d to d + 31 of a head, and what stands behind them."""
+    """Return numbers d to d + 31 of a head, with padding past its end."""
     low, high = load_f32x16(x + d * 4), load_f32x16(x + d * 4 + 64)
     return keep_lanes(low, head_dim - d, padding), keep_lanes(high, head_dim - d - 16, padding)
 
 
 @device
 def store_bytes(address, x, inverse):
-    """Compute x / scale, rounded to signed bytes."""
+    """Store x / scale, rounded to signed bytes."""
     whole = round_f32x16(x * inverse)
     whole = max_f32x16(min_f32x16(whole, splat_f32x16(127.0)), splat_f32x16(-127.0))
     store_u8x16(address, bytes_i32x16(int_f32x16(whole)))
@@ -117,7 +117,7 @@ def load_q4_1(head, d):
 
 @device
 def store_codes(address, low, high):
-    """Return two halves of a block of whole numbers, those beyond 0 to 15 moved there."""
+    """Store the two halves of a block of integers, clamped to 0 to 15."""
     top = splat_f32x16(15.0)
     low, high = (
         max_f32x16(min_f32x16(low, top), zero_f32x16()),

@@ -62,9 +62,9 @@ def least_chosen(scores, count, most, digits):
 
 @device
 def write_bits(scores, blocks, block, count, least, left, y):
-    """Return a bit for each of `count` keys whose block's score is larger than the least one.
+    """Write a bit for each of `count` keys whose block's score is larger than the least one.
 
-    Or one of the first `left` as large, and for those behind the last of so many blocks.
+    Ties: the first `left` of the blocks with the least score. Keys after the last block are always selected.
     """
     sees = True
     for first in range(0, count, 32):
@@ -80,14 +80,14 @@ def write_bits(scores, blocks, block, count, least, left, y):
 
 @device
 def write_all(count, word, y):
-    """Return the same bits for all of them."""
+    """Write the same bits for all keys."""
     for first in range(0, count, 32):
         store_i32(y + first // 8, word)
 
 
 @device
 def load_queries(source, heads, key_dim, columns, q):
-    """Return the token's heads, with zeros behind each."""
+    """Load the token's heads, each padded with zeros."""
     fill(q, heads * columns, float32(0.0))
     for head in range(heads):
         for d in range(key_dim):

@@ -1,6 +1,6 @@
 """Selection of each head's key blocks by their best keys (MiniMax M3, 2026), from the cache.
 
-Scratch as in localllm.kernels.cpu.attention.choose; scores of blocks, those of a head behind those of another.
+Scratch as in localllm.kernels.cpu.attention.choose; scores of blocks, those of a head after those of another.
 """
 
 from localllm.kernels.arguments import CHOOSE_BLOCKS, PAGE, SEQUENCE
@@ -57,7 +57,7 @@ def make(format_name):
 
     @device
     def choose_some(a, token, count, q, columns, table, y):
-        """Return the bits of a token that does not see all blocks."""
+        """Write the bits of a token that does not see all blocks."""
         heads, block, most = (
             argument(a, CHOOSE_BLOCKS.heads),
             argument(a, CHOOSE_BLOCKS.block),

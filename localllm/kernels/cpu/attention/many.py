@@ -4,7 +4,7 @@ By register tiles in float32.
 
 A block of keys is converted and transposed, a block of values converted, for all the rows of a unit. Tiles run along
 the keys for the scores, along the head dimension for the output. Arrays of rows are padded to whole tiles; the padding
-of q is zero, and what comes of it is not used.
+of q is zero, and its results are not used.
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS

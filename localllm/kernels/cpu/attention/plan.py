@@ -1,8 +1,8 @@
-"""The plan of a run's attention: a list of units, made once for all layers that are alike.
+"""The plan of a run's attention: a list of units, made once for all layers with the same shape.
 
 A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
 there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
-What a sequence gets depends on nothing but itself, so its attention is the same alone and among others, as long as
+A sequence's result depends only on the sequence, so its attention is the same alone and among others, as long as
 there are no more than SPLIT_TOKENS tokens to split contexts for. And a token gets the same bits alone and among some of
 its own sequence, as long as they are FEW_TOKENS at most: its rows meet the same kernel, and parts begin at multiples of
 their length, which is another only at a few lengths of a context.
@@ -28,7 +28,7 @@ def first_seen(position, window, chunked):
 
 @device
 def lowest_seen(a, sequence):
-    """Return the first key of a sequence that any token sees: behind what an encoder has read, or of that."""
+    """Return the first key of a sequence that any token sees: past the encoder's text, 0 for cross-attention."""
     return 0 if argument(a, PLAN.crosses) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
@@ -63,7 +63,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 def rows_at_once(count, group):
     """Return the most rows of a unit at once.
 
-    Of few tokens, whole ones that meet the kernel that one alone meets.
+    For few tokens, whole tokens, so that each uses the kernel that it would use alone.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS
@@ -98,7 +98,7 @@ def add_sequence(a, sequence, unit, splits, span):
 
 @kernel
 def plan(a, part, parts, thread):
-    """Return all units, in one part."""
+    """Write all units, in one part."""
     unit, slot = argument(a, PLAN.units), 0
     for i in range(argument(argument(a, PLAN.sequence_count), 0)):
         sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES

@@ -75,9 +75,9 @@ def of_one(names, function, given=nothing):
 
 
 def of_two(names, first, second, function, given=nothing, is_shared=False):
-    """Return the same with two arguments, at these places: y = function(x, z, given(a, token)); is_shared.
+    """Make an element-wise function of two arguments: y = function(x, z, given(a, token)).
 
-    One z for all.
+    Is_shared: one z for all rows.
     """
 
     @kernel

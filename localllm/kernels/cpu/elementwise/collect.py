@@ -12,7 +12,7 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x1
 
 @device
 def add_four(x, stride, tokens, sums):
-    """Compute 64 columns: vectors side by side hide what a sum of one waits for."""
+    """Add 64 columns: four independent sums hide the latency of one."""
     s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
     s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
     for _ in range(tokens):
@@ -28,7 +28,7 @@ def add_four(x, stride, tokens, sums):
 
 @device
 def add_one(x, stride, tokens, sums):
-    """Compute 16 columns."""
+    """Add 16 columns."""
     total = load_f32x16(sums)
     for _ in range(tokens):
         v = load_f32x16(x)
@@ -66,7 +66,7 @@ def add_rows(x, stride, columns, rows, y):
 
 @kernel
 def pool(a, part, parts, thread):
-    """Return the rows of each sequence as one: their mean, the first or the last."""
+    """Pool the rows of each sequence to one: their mean, the first or the last."""
     count, stride, columns = load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
     for i in range(count * part // parts, count * (part + 1) // parts):
         sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride

@@ -1,7 +1,4 @@
-"""Products with orthonormal Hadamard matrices.
-
-Which are their own inverses (fast Walsh-Hadamard transform).
-"""
+"""Products with orthonormal Hadamard matrices, their own inverses (fast Walsh-Hadamard transform)."""
 
 from math import sqrt
 
@@ -16,7 +13,7 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 
 
 @device
 def within_vectors(x, y, columns, block, factor):
-    """Return the butterflies of lanes, times a factor: x to y, which may be the same."""
+    """Compute the butterflies within vectors, times a factor, from x to y, which may be x."""
     for i in range(0, columns * 4, 64):
         lanes = butterfly_1(load_f32x16(x + i) * splat_f32x16(factor))
         if block > 2:
@@ -30,7 +27,7 @@ def within_vectors(x, y, columns, block, factor):
 
 @device
 def across_vectors(y, columns, distance):
-    """Compute sums and differences of numbers so far apart, a multiple of 16."""
+    """Compute the butterflies of numbers `apart`, a multiple of 16, away from each other."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
             u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)

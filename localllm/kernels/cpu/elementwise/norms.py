@@ -26,7 +26,7 @@ from localllm.kernels.simd import (
 
 @device
 def sum_of(x, count):
-    """Compute the sum of so many numbers."""
+    """Compute the sum of `count` numbers."""
     sums, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = sums + load_f32x16(x + i * 4)

@@ -1,7 +1,7 @@
 """Everything between the matrix products that treats tokens one by one.
 
-Rows of activations, norms and biases are padded to a multiple of 16 columns; what the padding holds means nothing. A
-stride may be longer than that, but only the columns and their padding are touched.
+Rows of activations, norms and biases are padded to a multiple of 16 columns; the contents of the padding have no
+meaning. A stride may be longer than that, but only the columns and their padding are touched.
 """
 
 from math import cos, sin

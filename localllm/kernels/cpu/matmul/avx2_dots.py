@@ -10,7 +10,7 @@
 
 Compilers hoist the multiplications and have more to keep than 16 registers then (97 instead of 138 thousand million
 products a second, a prototype in C), so the order of the instructions and the registers are fixed here. The totals do
-not fit beside the sums: they lie in memory, and a token's take 11 or 12 instructions for a sub-block (21 to 38 where
+not fit next to the sums: they lie in memory, and a token's take 11 or 12 instructions for a sub-block (21 to 38 where
 LLVM moved them to and fro).
 """
 

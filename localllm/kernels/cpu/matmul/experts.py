@@ -2,7 +2,7 @@
 
 Rows of tokens for them, products, and back to the tokens.
 
-An expert's product is that of one matrix with its rows, which lie together: the kernel for one matrix does it, called
+An expert's product is that of one matrix with its rows, which are contiguous: the kernel for one matrix does it, called
 with arguments of which the addresses are moved to the expert and its rows. So an expert with few rows reads its matrix
 as decode does, and one with many unpacks a tile once for all of them.
 """
@@ -53,7 +53,7 @@ def make_experts(product, own, most_is_address, finish=None):
 
     @device
     def prepare(a, call, expert):
-        """Write the arguments of an expert's product to `call`, behind which there is scratch memory."""
+        """Write the arguments of an expert's product to `call`, which is followed by scratch memory."""
         for i in range(words):
             put(call, i, argument(a, i))
         for i in range(argument(a, own.by_row_count)):
@@ -91,7 +91,7 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 
 @kernel
 def gather(a, part, parts, thread):
-    """Return the rows that experts get."""
+    """Copy rows to the experts' order."""
     rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, GATHER.pairs) + row * 8)
@@ -106,7 +106,7 @@ def gather(a, part, parts, thread):
 
 @kernel
 def collect(a, part, parts, thread):
-    """Compute what a token's experts make of it, side by side."""
+    """Copy the outputs of a token's experts, side by side."""
     used, columns = argument(a, COLLECT.used), argument(a, COLLECT.columns)
     pairs = load_i64(argument(a, COLLECT.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
@@ -117,7 +117,7 @@ def collect(a, part, parts, thread):
 
 @kernel
 def scatter(a, part, parts, thread):
-    """Compute what a token's experts make of it, added up in the order in which they were chosen."""
+    """Add the outputs of a token's experts, in the order of the choice."""
     tokens, used, weights = (
         load_i64(argument(a, SCATTER.count)),
         argument(a, SCATTER.used),
@@ -140,7 +140,7 @@ def scatter(a, part, parts, thread):
 
 @kernel
 def add_by_expert(a, part, parts, thread):
-    """Return every row plus the vector of its expert."""
+    """Add the vector of its expert to every row."""
     rows, stride = load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)

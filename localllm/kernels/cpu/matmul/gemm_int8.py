@@ -59,7 +59,7 @@ def make_unpack(format):
 
 
 def make_unpack_chunk(format):
-    """Return the same for one chunk of 64 columns."""
+    """Make the function for one chunk of 64 columns."""
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
     rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)

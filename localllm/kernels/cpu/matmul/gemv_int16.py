@@ -47,7 +47,7 @@ def has_words(name):
 
 @operation(None, int64, int64, int64)
 def store_run(builder, high, low, words):
-    """Return the 32 activations of a run as words, the even ones first; stripes are 64 bytes apart."""
+    """Store the 32 activations of a run as words, the even ones first; stripes are 64 bytes apart."""
     stripes = []
     for stripe in range(4):
         planes = (load_value(builder, builder.add(at, I64(64 * stripe)), ir.VectorType(I8, 8)) for at in (high, low))
@@ -61,7 +61,7 @@ def store_run(builder, high, low, words):
 
 @device
 def store_words(a, words):
-    """Return all activations of the token."""
+    """Store all activations of the token."""
     high, low = argument(a, LINEAR.high), argument(a, LINEAR.low)
     for column in range(0, argument(a, LINEAR.columns), 256):
         for run in range(0, 64, 8):
@@ -87,7 +87,7 @@ class OneTokenInWords:
     def make_add(self):
         @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 3)
         def add(builder, totals, w, step, factors, words, x_scales, x_sums):
-            """Compute what a group of 256 columns brings."""
+            """Add the dot products of a group of 256 columns."""
             totals, factors = elements(builder, totals), elements(builder, factors)
             c, n = (self.of_lanes(builder, address) for address in (x_scales, x_sums))
             scales = [builder.fmul(scale, c) for scale in factors[: self.rows]]
@@ -119,7 +119,7 @@ class OneTokenInWords:
         return shuffled(builder, scales, scales, places)
 
     def add_sums(self, builder, totals, row, factors, n):
-        """Compute what the codes' offset comes to, or the minimums."""
+        """Add the contribution of the codes' offset, or of the minimums."""
         factor = factors[row] if len(factors) == self.rows else factors[self.rows + row]
         if len(factors) == self.rows:
             n = builder.fmul(n, constant_like(n, -self.offset))

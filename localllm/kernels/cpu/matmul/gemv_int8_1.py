@@ -31,9 +31,9 @@ int64 = types.int64
 
 
 class OneToken:
-    """The totals: of sub-blocks of 32, one vector with the 8 of the first row and those of the second.
+    """The totals of one token: for sub-blocks of 32, one vector with 8 lanes of each row.
 
-    Of 16, a vector of 16 for each row.
+    For 16, a vector of 16 lanes for each row.
     """
 
     def __init__(self, shape, rows):
@@ -72,7 +72,7 @@ class OneToken:
     def dots(self, builder, codes, high, low):
         """Compute dot products with the activations, 256 * high + low, of all rows, by half of the runs.
 
-        Where sums are few each plane has its own: one behind the other, groups of Q4_K or Q4_0 in the second cache took
+        Where sums are few each plane has its own: one after the other, groups of Q4_K or Q4_0 in the second cache took
         1.03 times as long, waiting for itself.
         """
         nothing = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
@@ -96,7 +96,7 @@ class OneToken:
         return sums
 
     def joined(self, builder, factors):
-        """Return the rows' scales, and minimums, as many vectors of each as the totals have."""
+        """Return the rows' scales and minimums, in as many vectors as the totals have."""
         if self.rows == self.count:
             return factors
         return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]

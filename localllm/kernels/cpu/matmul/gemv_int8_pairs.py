@@ -152,7 +152,7 @@ class RowTotals:
     def by_run(self, builder, totals):
         """Return each pair of rows' totals by run.
 
-        Of sub-blocks of 16, every fourth run and its halves are added.
+        For sub-blocks of 16, every fourth run and its halves are added.
         """
         if self.halves == 1:
             return totals
@@ -183,5 +183,5 @@ def pairs_of(values):
 
 
 def batched(values, size):
-    """Split into runs of so many."""
+    """Split into batches of `size`."""
     return (values[i : i + size] for i in range(0, len(values), size))

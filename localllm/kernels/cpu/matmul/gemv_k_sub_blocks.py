@@ -104,7 +104,7 @@ class OneTokenBySubBlock:
     def make_add(self):
         @operation(self.totals, self.totals, *[int64] * 3)
         def add(builder, totals, w, step, x):
-            """Compute what a group of 256 columns brings."""
+            """Add the dot products of a group of 256 columns."""
             rows = [w, builder.add(w, step)]
             codes, factors = [self.reader.codes(builder, row) for row in rows], self.reader.factors(builder, rows)
             high, low = (self.dots(builder, codes, builder.add(x, I64(at))) for at in (0, 256))

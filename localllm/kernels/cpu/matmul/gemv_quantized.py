@@ -36,7 +36,7 @@ def make_ask_for(size, locality):
 
 @inlined
 def activations(a, sums):
-    """Return where the first token's lie: high and low plane, scales, sums (the argument `sums`)."""
+    """Return the addresses of the first token's activations: high and low plane, scales, sums (the argument `sums`)."""
     return argument(a, LINEAR.high), argument(a, LINEAR.low), argument(a, LINEAR.scales), argument(a, sums)
 
 
@@ -54,12 +54,12 @@ def make_joined(function, rows):
 
 
 def make_codes(codes, rows):
-    """Return the same for the four vectors of codes."""
+    """Make the function for the four vectors of codes."""
     return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_factors(scales, minimums, rows):
-    """Return the same for scales, and minimums if there are some, of all rows."""
+    """Make the function for scales, and minimums if there are some, of all rows."""
     scales = make_each(scales, rows)
     if minimums is None:
         return scales
@@ -73,7 +73,7 @@ def make_group(format, rows):
 
 
 def make_chunk(format, rows):
-    """Make the same for a chunk, whose scales and minimums are repeated as row_shape.py asks."""
+    """Make a function for a chunk, whose scales and minimums are repeated as row_shape.py asks."""
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
@@ -119,7 +119,7 @@ def make_take(format, shape, read, rows, planes):
 def make_row(format, rows, planes):
     """Make a function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
 
-    For so many rows at a time; y is where the results of the first token go. Totals wait in the scratch memory.
+    For `rows` rows at a time; y is where the results of the first token go. Totals wait in the scratch memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)

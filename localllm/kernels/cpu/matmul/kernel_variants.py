@@ -1,10 +1,10 @@
 """Products of quantized weights are a kernel for each number of tokens.
 
-Which of these pieces does a product.
+The kernel variants that compute a product.
 
-Each piece is compiled by itself, when it is needed: compiling all of them takes as long as all other kernels of a model
-together. The rule is here once, for the kernel that calls them and for Python, which sees that they are there. Nothing
-here knows Numba.
+Each variant is compiled separately, when it is needed: compiling all of them takes as long as all other kernels of a
+model together. The rule is here once, for the kernel that calls them and for Python, which sees that they are there.
+This module does not import Numba.
 """
 
 from localllm.kernels.cpu import SUB_BLOCK
@@ -27,7 +27,7 @@ FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return for how many tokens rows of so many columns are read as in decode.
+    """Return up to how many tokens the decode kernels multiply rows of `columns` weights.
 
     In this lane if no other is given.
     """
@@ -41,7 +41,7 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
 
 
 def piece_for(tokens, few, most_precise):
-    """Return which of PIECES multiplies so many tokens, 1 at least.
+    """Return which of PIECES multiplies `tokens` tokens, at least 1.
 
     Kernels compile this, so its numbers have no types.
     """

@@ -211,9 +211,9 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """Return all tokens, whose arguments are x_at and stride_at, with some slabs of rows; `pairs`.
+    """Make a function that multiplies all tokens, whose arguments are x_at and stride_at, with some slabs of rows.
 
-    Of BF16 at a time.
+    Pairs: of BF16 at a time.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)

@@ -59,7 +59,7 @@ def without_words(one):
 
 
 def make_few(format, together, planes):
-    """Return rows first to last for a few tokens, so many rows at a time."""
+    """Make a function that multiplies rows with a few tokens, `together` rows at a time."""
     row = make_row(format, together, planes)
 
     @device
@@ -76,7 +76,7 @@ def make_few(format, together, planes):
 
 @device
 def following(tile, group, end, column, columns):
-    """Return the tile and the column of the slab that comes next.
+    """Return the tile and the column of the next slab.
 
     The tiles from `group` to `end` take turns.
     """
@@ -156,7 +156,7 @@ choose = device(piece_for)
 
 @kernel
 def linear_quantized(a, part, parts, thread):
-    """Have the piece for so many tokens do it."""
+    """Call the variant for that number of tokens."""
     tokens = load_i64(argument(a, LINEAR.count))
     if tokens > 0:
         piece = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))

@@ -99,7 +99,7 @@ def store_twice(address, value):
 
 @device
 def striped_place(run, whole):
-    """Return where in a row the first bytes of run number `run` go, and how far apart its stripes are."""
+    """Return the offset of the first bytes of run number `run` in a row, and the distance of its stripes."""
     if run < whole:
         return run // 8 * 256 + run % 8 * 8, 64
     return run // 2 * 64 + run % 2 * 8, 16
@@ -107,9 +107,9 @@ def striped_place(run, whole):
 
 @device
 def quantize_run(x, largest, a, token, run, whole):
-    """Run number `run` of a token, at x, where `largest` is the size of what shares its scale; whole.
+    """Quantize run number `run` of a token, at x; whole: see below.
 
-    See below.
+    largest: the largest magnitude among the numbers that share its scale.
     """
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run

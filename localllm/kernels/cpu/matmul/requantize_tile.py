@@ -53,7 +53,7 @@ def room(format):
 
 
 def size_of(format):
-    """Compute what a code without minimum, less the offset, can be at most."""
+    """Compute the largest value of a code without minimum, less the offset."""
     return max(format.offset, format.largest - format.offset)
 
 
@@ -148,7 +148,7 @@ def make_rescale(format, vector, codes_type, runs):
 
 
 def make_keep(format, vector, codes_type):
-    """Return the same for weights that stay what they are."""
+    """Make the function for weights that stay unchanged."""
 
     @operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):

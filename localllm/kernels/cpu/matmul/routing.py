@@ -1,6 +1,4 @@
-"""Routing: the experts of each token, and the rows of each expert.
-
-What a mixture of experts needs before its products.
+"""Routing of a mixture of experts: the experts of each token, and the rows of each expert.
 
 `route` chooses for each token; `plan_experts` sorts the pairs (token, one of its experts) by expert, those of an expert
 in the order of the tokens. The rows of an expert lie together, rounded up to EXPERT_ROWS.
@@ -43,7 +41,7 @@ def score_all(a, logits, scores):
 
 @device
 def rank_all(a, logits, scores, ranks):
-    """Compute what experts are chosen by.
+    """Compute the values that rank experts.
 
     Scores with the bias, or logits where neither a bias nor groups make a difference.
 
@@ -106,7 +104,7 @@ def leave_out_groups(a, ranks, groups):
 
 @device
 def choose(a, scores, ranks, known, chosen, weights):
-    """Return the best experts, by rank, or those that are known, and their weights, by score."""
+    """Write the best experts by rank, or the given ones, and their weights, by score."""
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
         if known != 0:
@@ -125,7 +123,7 @@ def choose(a, scores, ranks, known, chosen, weights):
 
 @device
 def choose_nothing(a, chosen, weights):
-    """Return where a score is not a number, neither is any weight."""
+    """Write NaN weights for a token with a NaN score."""
     for i in range(argument(a, ROUTE.used)):
         store_i64(chosen + i * 8, i)
         store_f32(weights + i * 4, NAN)
@@ -133,7 +131,7 @@ def choose_nothing(a, chosen, weights):
 
 @kernel
 def route(a, part, parts, thread):
-    """Return the experts of each token. Scratch: scores, ranks, groups."""
+    """Choose the experts of each token. Scratch: scores, ranks, groups."""
     tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
     scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
@@ -153,7 +151,7 @@ def route(a, part, parts, thread):
 
 @device
 def count_rows(a, pairs):
-    """Return how many of the pairs each expert has."""
+    """Count the pairs of each expert."""
     next_rows = argument(a, PLAN_EXPERTS.next_rows)
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         store_i64(next_rows + e * 8, 0)
@@ -170,7 +168,7 @@ def rounded_up(count):
 
 @device
 def place_experts(a):
-    """Return the experts that have rows, one behind the other; counts become first rows."""
+    """List the experts that have rows; counts become first rows."""
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
@@ -187,7 +185,7 @@ def place_experts(a):
 
 @device
 def fill_between(a):
-    """Fill rows between the experts with the row before, so that no number comes from nowhere."""
+    """Fill the padding between experts' rows with the row before, so that no number is uninitialized."""
     pairs = argument(a, PLAN_EXPERTS.pairs)
     for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
         expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
@@ -198,7 +196,7 @@ def fill_between(a):
 
 @kernel
 def plan_experts(a, part, parts, thread):
-    """Return the rows of all experts, in one part."""
+    """Sort rows by expert, in one part."""
     pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)

@@ -43,7 +43,7 @@ class RowShape(NamedTuple):
         return shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
-        """Compute what the codes' offset comes to, in units of the row's scales.
+        """Compute the contribution of the codes' offset, in units of the row's scales.
 
         Sums themselves if there are minimums.
         """

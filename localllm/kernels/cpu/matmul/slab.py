@@ -1,6 +1,6 @@
 """Multiplies a slab of a tile by all tokens while the next slab is fetched to the second cache.
 
-Tiles are read a piece of each row at a time, which no processor foresees: unpacking alone read 7 GB/s.
+Tiles are read in parts of many rows, which no hardware prefetcher predicts: unpacking alone read 7 GB/s.
 """
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
@@ -40,7 +40,7 @@ def make_slab(format, unpack_tile, multiply):
     """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch).
 
     unpack_tile(a, tile, column, columns, scratch): a tile's rows to the scratch memory; multiply(a, totals, columns,
-    first activation, tokens, scratch): adds what the slab comes to for TOKENS tokens, of which so many are there.
+    first activation, tokens, scratch): adds the slab's products for TOKENS tokens, of which `tokens` exist.
     """
     fetch_next = make_fetch_next(format.group_bytes)
 

@@ -41,7 +41,7 @@ def make_code_dots(words, largest):
     dot = dot_variant(largest)
 
     def dot_below_128(builder, accumulator, codes, columns):
-        """Compute a dot product; LLVM is told that the bytes are below 128."""
+        """Compute a dot product; LLVM gets the information that the bytes are below 128."""
         return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
 
     return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
@@ -92,7 +92,7 @@ def columns_of(builder, address, word):
 
 
 def make_matrix_dots(words, multiply):
-    """Return the same, with an instruction for products of 2 rows and 2 tokens, [2][8] bytes each.
+    """Make matrix dot products by an instruction for 2 rows and 2 tokens, [2][8] bytes each.
 
     They are added to int32 [2][2]. Words come in pairs, of which w has 8 columns of one row after the other, 128 bytes.
     """

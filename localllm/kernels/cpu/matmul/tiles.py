@@ -43,7 +43,7 @@ def addresses(builder, first, stride, count):
 
 
 def loads(builder, first, stride, count, llvm_type):
-    """Compute what lies at these addresses."""
+    """Load the values at these addresses."""
     return [load_value(builder, address, llvm_type) for address in addresses(builder, first, stride, count)]
 
 
@@ -73,7 +73,7 @@ def add_256_times(builder, totals, products):
 
 
 def in_turn(builder, values):
-    """Return the same values, computed before anything is loaded that comes later.
+    """Return the same values, computed before any later load.
 
     LLVM mixes what belongs to different words and has more to keep than registers then: tiles of IQ4_XS took 1.05 times
     as long.
@@ -89,7 +89,7 @@ def in_turn(builder, values):
 
 @operation(floats, floats)
 def settled(builder, totals):
-    """Return the same, computed here.
+    """Return the same value, computed at this point of the code.
 
     LLVM delays it, and has more to keep than registers then (52 spills, not 28).
     """
@@ -110,7 +110,7 @@ def start(builder, excess, stride):
 
 @operation(ints, int64, int64)
 def start_of_both(builder, excess, stride):
-    """Return sums that begin with the two integers of the tokens there, added."""
+    """Return initial sums: the sum of the tokens' two integers."""
     pairs = zip(*(loads(builder, builder.add(excess, I64(at)), stride, TOKENS, I32) for at in (0, 4)), strict=True)
     return started(builder, [builder.add(*pair) for pair in pairs])
 
@@ -119,7 +119,7 @@ def start_of_both(builder, excess, stride):
 def share_scales(builder, c, stride, tokens):
     """Return whether TOKENS tokens are there, and each has one scale for the two runs at c.
 
-    Where each stands twice.
+    Each scale is stored twice there.
     """
     different = I64(0)
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
@@ -212,7 +212,7 @@ def make_store_tile(vectors):
 
 @device
 def transpose_words(source, columns, target):
-    """Compute [16][columns] words of 4 bytes to [columns rounded up to 16][16].
+    """Transpose [16][columns] words of 4 bytes to [columns rounded up to 16][16].
 
     Rows are `columns` rounded up to 16 apart.
     """

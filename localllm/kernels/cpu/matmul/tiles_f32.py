@@ -103,10 +103,7 @@ FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second 
 
 
 def add_neighbours(builder, values, order, distance):
-    """Combine two vectors to one, whose lanes are sums of two lanes.
-
-    Those at `order` and at `distance` from there.
-    """
+    """Combine two vectors to one, whose lanes are sums of two lanes, those at `order` and `distance` further."""
     first, second = (ir.Constant(ir.VectorType(I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]

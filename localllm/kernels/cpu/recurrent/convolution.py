@@ -17,7 +17,7 @@ def row_of(x, stride, window, row_bytes, taps, t):
 
 @device
 def convolve_token(a, x, window, t, y, first, last):
-    """Return some columns, at `first` to `last` in bytes."""
+    """Convolve some columns, at bytes `first` to `last`."""
     taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
     row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
     for i in range(first, last, 64):
@@ -30,7 +30,7 @@ def convolve_token(a, x, window, t, y, first, last):
 
 @device
 def slide(a, x, count, window, target, first, last):
-    """Return the window behind `count` more tokens.
+    """Write the window of the last tokens after `count` more.
 
     Row by row in order, so that it may lie where the old one is.
     """

@@ -35,7 +35,7 @@ def gate_of(a, row, tap, i, lanes):
 
 @device
 def row_of_tap(a, x, window, row_bytes, t, tap):
-    """Return where the numbers are that a tap averages for token t."""
+    """Return the address of the row that a tap averages for token t."""
     taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
     row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
     return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
@@ -60,7 +60,7 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
 
 @device
 def slide(a, x, count, window, target, row_bytes, first, last):
-    """Return the window behind `count` more tokens, of some columns and their gates."""
+    """Write the window of the last tokens after `count` more, of some columns and their gates."""
     taps, stride, columns, sides = (
         argument(a, GATED_MEAN.taps),
         argument(a, GATED_MEAN.x_stride),

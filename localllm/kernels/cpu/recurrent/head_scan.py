@@ -1,6 +1,4 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim].
-
-What keys have written and queries read.
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim]: keys write to it, queries read from it.
 
 Mamba 2 (Dao and Gu 2024) adds values to it; the gated delta rule (Yang et al. 2024) first takes away what the key would
 read. Columns of the state know nothing of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in the
@@ -36,7 +34,7 @@ def splat_at(address):
 
 @device
 def read(block, k, key_dim):
-    """Compute what a key reads of a block."""
+    """Multiply a key with a block of the state."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
@@ -88,9 +86,9 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
 
 @device
 def scan_plain(a, first, count, source, target, head, key, value, lanes):
-    """Return all tokens of a sequence, for a block; key, value.
+    """Process all tokens of a sequence, for a block.
 
-    Where the block's numbers are in the rows of tokens.
+    key, value: the offsets of the block's numbers in the tokens' rows.
     """
     key_dim = argument(a, HEAD_SCAN.key_dim)
     rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
@@ -108,7 +106,7 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
 
 @device
 def scan_delta(a, first, count, source, target, head, key, value, lanes):
-    """Return the same by the delta rule."""
+    """Process all tokens of a sequence by the delta rule."""
     key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
     rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
     seen = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)

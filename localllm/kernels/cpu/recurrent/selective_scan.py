@@ -32,7 +32,7 @@ def advance(source, target, rates, dt, input, b, c, y, state_size):
 
 @device
 def scan(a, sequence, column):
-    """Return all tokens of a sequence, for the 16 columns from number `column` on."""
+    """Process all tokens of a sequence, for 16 columns from number `column` on."""
     first, count = tokens_of(sequence)
     stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4

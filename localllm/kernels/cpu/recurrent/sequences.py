@@ -14,5 +14,5 @@ def tokens_of(sequence):
 
 @device
 def states_of(sequence, offset):
-    """Return where a part of its state is, and where it goes."""
+    """Return the source and target addresses of a part of its state."""
     return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset

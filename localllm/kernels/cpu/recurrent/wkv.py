@@ -24,10 +24,7 @@ from localllm.kernels.simd import (
 
 @device
 def gated(source, target, of_token, v, seen, y, read_next):
-    """Return a row of a block with a token more.
-
-    What the query reads of it, and nothing of the next token.
-    """
+    """Apply a token to a row of a block, and return the sum y plus the query's product with it."""
     r, w, k, _, _ = of_token
     row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
     store_f32x16(target, row)
@@ -36,7 +33,7 @@ def gated(source, target, of_token, v, seen, y, read_next):
 
 @device
 def first(source, target, of_token, v, seen, y, read_next):
-    """Return the same, read before it is changed, the token itself with its own weight."""
+    """Apply a token to a row of a block, but read the row before it changes; the token has a weight of its own."""
     r, w, k, weight, _ = of_token
     old, new = load_f32x16(source), splat_at(k) * v
     store_f32x16(target, fma_f32x16(old, splat_at(w), new))
@@ -45,7 +42,10 @@ def first(source, target, of_token, v, seen, y, read_next):
 
 @device
 def delta(source, target, of_token, v, seen, y, read_next):
-    """Return the same with b times what a has read before; and what the next a reads."""
+    """Apply a token by the generalized delta rule: add b times a's previous product.
+
+    Also return the next a's product.
+    """
     r, w, k, b, next_a = of_token
     row = fma_f32x16(splat_at(b), seen, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
     store_f32x16(target, row)
@@ -54,7 +54,7 @@ def delta(source, target, of_token, v, seen, y, read_next):
 
 @device
 def moved(of_token, by):
-    """Return the same addresses, of a later row."""
+    """Move the addresses to a later row."""
     r, w, k, b, next_a = of_token
     return r + by, w + by, k + by, b + by, next_a + by
 
@@ -78,7 +78,7 @@ def scan_by(rule):
 
     @device
     def scan(a, start, count, source, target, key, value, lanes):
-        """Compute key, value: where the block's numbers are in the rows of tokens."""
+        """Process all tokens of a sequence, for a block; key, value: the offsets of its numbers in the tokens' rows."""
         key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
         seen = zero_f32x16()
         if rule is delta:

@@ -5,8 +5,8 @@ Contexts are cut in parts (as Flash-Decoding does).
 A block is one token, one part of its context, and a bundle of query heads that share a key-value head. Several lanes
 share a head, 8 numbers each, so that a warp reads some keys at once, side by side in the cache; each such group of
 lanes passes over keys of its own with a maximum and a sum of its own (online softmax, Milakov and Gimelshein 2018), in
-registers. Groups, then warps, are put together when the part is done; `merge_few` puts the parts together. What a token
-gets depends on nothing but itself and the number of parts, bit for bit.
+registers. Groups, then warps, are put together when the part is done; `merge_few` puts the parts together. A token's
+result depends only on its sequence and the number of parts, bit for bit.
 
 All running sums are in registers. For 4 query heads of 128 dimensions a thread has 168 of them (7.5 to 10.0), so that a
 multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vectors of 16 bytes at once: 48 KiB on their
@@ -53,7 +53,7 @@ STATE = 16  # bytes of a partial result before its values
 
 @device
 def cut(first, last, parts):
-    """Return where the parts of what a token sees begin, a multiple of PAGE, and how many keys each has."""
+    """Return the first key of a part of the keys that a token sees, a multiple of PAGE, and the keys of each part."""
     lowest = first // PAGE * PAGE
     each = (last - lowest) // parts + 1
     return lowest, (each + SPAN - 1) // SPAN * SPAN
@@ -120,7 +120,7 @@ def make_rows(load, rows, apart):
 
 
 def make_scores(bundle, rows, groups, has_chosen):
-    """Make a function that makes of products, [rows, bundle], the scores of what a token sees.
+    """Make a function from products, [rows, bundle], to the scores of the keys that a token sees.
 
     Capped if there is a cap, less by distance if there are slopes, minus infinity for keys that it does not see.
 
@@ -227,7 +227,7 @@ def make(format_name):
 
     As F16-F16-4-128-128.
 
-    With -chosen behind it, only keys whose bits are set count.
+    With -chosen after it, only keys whose bits are set count.
     """
     format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")

@@ -60,7 +60,7 @@ NOTHING = int32(0)
 def find(sequences, sequence_count, group, unit):
     """Return the sequence that a unit of rows belongs to, and its first row there.
 
-    0 if there are not so many units.
+    0 if there are fewer units.
     """
     for i in range(load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES

@@ -53,7 +53,7 @@ def code(x, low, high):
 
 @device
 def number_at(x, d, head_dim, padding):
-    """Return number d of a head, or what stands behind the last one."""
+    """Return number d of a head, or the padding past its end."""
     return float32(load_f32(x + 4 * d)) if d < head_dim else padding
 
 
@@ -98,7 +98,7 @@ def load_f16_head(head, d):
 
 @device
 def store_q8_0(head, x, head_dim, warp, warps):
-    """Return a warp for each block. The scale is rounded before the bytes are made with it."""
+    """Store blocks of Q8_0, one per warp. The scale is rounded before it is used."""
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
         bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))

@@ -26,7 +26,7 @@ def ordered(x):
 
 @device
 def count_from(scores, count, least):
-    """Return how many scores are at least that one, a float32."""
+    """Count the scores that are at least `least`, a float32."""
     found = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         found += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
@@ -35,7 +35,7 @@ def count_from(scores, count, least):
 
 @device
 def count_equal(scores, count, number):
-    """Return how many of the first scores are that one, a float32."""
+    """Count the first `count` scores that equal `number`, a float32."""
     found = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         found += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
@@ -44,10 +44,7 @@ def count_equal(scores, count, number):
 
 @device
 def least_chosen(scores, count, most):
-    """Return the smallest of the `most` largest scores.
-
-    And the position of the last one as large that is among them.
-    """
+    """Return the smallest of the `most` largest scores, and the position of the last equal one among them."""
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
@@ -63,16 +60,16 @@ def least_chosen(scores, count, most):
 
 @device
 def write_all(count, word, y):
-    """Return the same bits for all keys."""
+    """Write the same bits for all keys."""
     for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
         store_i32(y + i * 4, word)
 
 
 @device
 def write_bits(scores, blocks, block, count, least, last, y):
-    """Return a bit for each of `count` keys whose block's score is larger than the least one.
+    """Write a bit for each of `count` keys whose block's score is larger than the least one.
 
-    Or as large and not behind the last one, and for those behind the last of so many blocks.
+    Ties: up to block `last`. Keys after the last block are always selected.
     """
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)

@@ -26,17 +26,14 @@ def first_seen(position, window, chunked):
 
 @device
 def last_seen(position, ahead, sequence):
-    """Return the last key that a token sees; ahead: how many behind itself at most. sequence: address of a SEQUENCE."""
+    """Return the last key that a token sees; ahead: how many after itself at most. sequence: address of a SEQUENCE."""
     if ahead == 0:
         return position
     return min(position + ahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):
-    """Make a function of `count` numbers.
-
-    What all lanes together have whose numbers differ in bits `first` up to `end`.
-    """
+    """Make a function that reduces `count` numbers over the lanes whose indices differ in bits `first` up to `end`."""
 
     def over(i, x):
         mask = first

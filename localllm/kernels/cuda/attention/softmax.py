@@ -14,7 +14,8 @@ from localllm.kernels.cuda.unrolled import folded, unrolled
 def make_softmax(scores, rows, row_of, over_lanes):
     """Make a function of a piece's scores, and of each row's maximum and sum before it.
 
-    Both behind it, what becomes of the rows' results so far, and the weights of the piece, all in float32.
+    It returns the new maximum and sum, the factor for the rows' results so far, and the piece's weights, all in
+    float32.
 
     row_of: the row of score i.  over_lanes: the rows' maxima of the lanes that share them, of each lane's own.
     """

@@ -122,7 +122,7 @@ def softplus_of(x):
 
 @device
 def between(x, limit):
-    """Compute x, but nothing beyond limit or -limit, and NaN for what is not finite."""
+    """Clamp x to [-limit, limit]; NaN if it is not finite."""
     below = limit if x > limit else x
     return if_finite(-limit if below < -limit else below, x)
 

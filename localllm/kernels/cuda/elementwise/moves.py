@@ -1,4 +1,4 @@
-"""Numbers from one place to another: rows, columns of them, and the logits to whoever wants them."""
+"""Copies of rows and columns, and of the logits to the caller."""
 
 import math
 
@@ -28,7 +28,7 @@ def replace_ids(count, ids, table, y):
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    """Compute y[i] = the rows of sequence i as one: their mean, the first or the last.
+    """Pool the rows of each sequence to one: their mean, the first or the last.
 
     A thread for four columns.
     """

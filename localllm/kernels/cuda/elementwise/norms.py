@@ -1,7 +1,7 @@
 """Norms: a block for each group of columns of a row.
 
 Fused with what comes before or after them in a decoder's layers, so that one token needs fewer launches, which take as
-long as what they do.
+long as their work.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Rotations: of pairs of numbers by angles that grow with the position.
-
-And of blocks by Hadamard matrices.
-"""
+"""Rotations of pairs of numbers by angles that grow with the position (RoPE), and of blocks by Hadamard matrices."""
 
 import math
 

@@ -9,7 +9,7 @@ ZERO, ONE = float32(0), float32(1)
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):
-    """Return the rows that experts get; a thread for each number."""
+    """Copy rows to the experts' order; a thread for each number."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         pair = load_i64(pairs + 8 * row)
@@ -19,7 +19,7 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
 
 
 def collect(count, rows, used, x, x_stride, y, stride, columns):
-    """Compute what a token's experts make of it, side by side; a block for each pair."""
+    """Copy the outputs of a token's experts, side by side; a block for each pair."""
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return
@@ -30,7 +30,7 @@ def collect(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    """Compute what a token's experts make of it, added up in the order in which they were chosen.
+    """Add the outputs of a token's experts, in the order of the choice.
 
     A thread for four columns.
     """
@@ -45,7 +45,7 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
-    """Return every row plus the vector of its expert; a thread for four columns."""
+    """Add the vector of its expert to every row; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         expert, at = load_i64(chosen + 8 * load_i64(pairs + 8 * row)), row * stride + 4 * column

@@ -33,7 +33,7 @@ NOTHING = float32(0)
 
 @device
 def work_of_block(count, active, active_count, expert_bytes):
-    """Return where this block's matrix begins, in bytes, its first row of activations and the end of them."""
+    """Return the byte offset of this block's matrix, its first row of activations, and their end."""
     if active_count == 0:
         return 0, 0, load_i64(count)
     if cuda.blockIdx.y >= load_i64(active_count):
@@ -44,7 +44,7 @@ def work_of_block(count, active, active_count, expert_bytes):
 
 
 def each_token(tokens, step):
-    """Make a function that applies step(total, token, work) -> total to so many tokens, without a loop.
+    """Make a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
     So totals stay in registers. They are nested: (that of the first token, (that of the next, ... that of the last)).
     """
@@ -60,7 +60,7 @@ def each_token(tokens, step):
 
 
 def nested(tokens, total):
-    """Return the same total for each token."""
+    """Nest a total for each token."""
     return total if tokens == 1 else (total, nested(tokens - 1, total))
 
 
@@ -123,7 +123,7 @@ def make_product(two_scales, minimums):
 
 
 def make_step(minimums, product):
-    """Compute what is done with two rows' units for a token."""
+    """Make the function that multiplies two rows' units for a token."""
 
     @device
     def step(total, token, work):

@@ -2,7 +2,7 @@
 
 Every row of a matrix as planes, one for each field of its blocks.
 
-A lane takes a unit: 32 weights, whatever the format. Of each plane it loads what belongs to its unit, 16 or 8 bytes of
+A lane takes a unit: 32 weights, whatever the format. Of each plane it loads its unit's part, 16 or 8 bytes of
 codes at once, and neighbouring lanes load neighbouring bytes. The planes of a row follow each other, wide fields first,
 so all are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes what it takes in the file.
 
@@ -50,7 +50,7 @@ OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
 
 
 def code_planes(layout: Layout) -> list[Plane]:
-    """Return those of a format's codes."""
+    """Return the planes of a format's codes."""
     if layout.bits == 8:
         return [Plane("bytes", 16), Plane("last_bytes", 16)]
     if layout.values:
@@ -87,12 +87,12 @@ def stored_as(format_name: str) -> str:
 
 
 def units_shift(plane: Plane) -> int:
-    """Return how often the number of units that share something of a plane has to be halved."""
+    """Return log2 of the number of units that share an element of a plane."""
     return (plane.weights // UNIT).bit_length() - 1
 
 
 def offset(format_name: str, plane: str, columns: int) -> int:
-    """Return where a plane begins in a row, in bytes; with plane "", where all of them end."""
+    """Return the offset of a plane in a row, in bytes; with plane "", the end of all planes."""
     start = 0
     for field in PLANES[format_name]:
         if field.name == plane:

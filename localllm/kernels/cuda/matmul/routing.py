@@ -61,7 +61,7 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """Compute what experts are chosen by.
+    """Compute the values that rank experts.
 
     Scores with the bias, or logits where neither a bias nor groups make a difference.
 
@@ -118,7 +118,7 @@ def route(
     count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
     table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
-    """Return the experts of each token, and their weights; anywhere with NaN if a logit is not a number.
+    """Choose the experts of each token, and their weights; weights are NaN if a logit is.
 
     No scratch memory.
     """
@@ -170,7 +170,7 @@ def fetch(chosen, first, total, numbers):
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
-    """Return the rows of all experts, those of one behind those of the other; a thread for each.
+    """Sort rows by expert; a thread for each.
 
     next_rows is not needed.
     """

@@ -43,7 +43,7 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 
 
 def put_words(code, words, shift, mask, place):
-    """Return so many words of the bits `mask` of codes, `shift` further up; place(word, j).
+    """Return `words` words with the bits `mask` of codes, shifted left by `shift`; place(word, j).
 
     Which weight of the unit is code j of a word, and its lowest bit there.
     """
@@ -107,14 +107,14 @@ def put_k_header(block, number, target):
 
 @device
 def put_q3_k_scales(block, number, target):
-    """Return the low 4 bits of the scales of groups 2 `number` and the next."""
+    """Write the low 4 bits of the scales of groups 2 * `number` and the next."""
     source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
     store_i8(target, load_u8(source) >> shift & 15 | (load_u8(source + 1) >> shift & 15) << 4)
 
 
 @device
 def put_q3_k_high(block, number, target):
-    """Return the high 2 bits of the scales of 16 groups, in their order; `number` is 0, of the block."""
+    """Write the high 2 bits of the scales of a block's 16 groups, in their order; `number` is 0."""
     word = 0
     for group in range(16):
         word |= (load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
@@ -122,7 +122,7 @@ def put_q3_k_high(block, number, target):
 
 
 def parts(name: str) -> dict[str, Callable]:
-    """Compute what fills each plane of a format."""
+    """Return the functions that fill each plane of a format."""
     layout = LAYOUTS[name]
     code, low_bits = code_of(layout.codes), layout.bits & 4
     return {
@@ -136,7 +136,7 @@ def parts(name: str) -> dict[str, Callable]:
 
 
 def bytes_of_scales(layout: Layout) -> int:
-    """Return where the scales begin that have a byte each, or share it with a minimum.
+    """Return the offset of scales that take a byte each, or share it with a minimum.
 
     0 if there are none.
     """

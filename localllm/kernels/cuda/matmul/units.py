@@ -1,4 +1,4 @@
-"""From planes (planes.py) to what products and unpacking need of a unit of 32 weights.
+"""Reads planes (planes.py): the codes and scales of a unit of 32 weights, for products and unpacking.
 
 For each format a function (row, units, unit) -> codes, scales, minimums: of the unit's number `unit` in a row of
 `units`. Codes are 8 words of 4 signed bytes, in order; scales and minimums are of the first 16 weights and the others:
@@ -110,7 +110,7 @@ def looked_up(values):
 
     @device
     def four(codes, upper):
-        """Return those of the low 4 codes; upper: which half of the table, for each."""
+        """Look up the low 4 codes; upper: the half of the table, for each."""
         return permute(permute(a, b, codes), permute(c, d, codes), upper)
 
     @device

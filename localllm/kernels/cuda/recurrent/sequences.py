@@ -23,20 +23,20 @@ def tokens_of(sequences, number):
 
 @device
 def states_of(sequences, number, offset):
-    """Return where a part of its state is, and where it goes."""
+    """Return the source and target addresses of a part of its state."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
 
 @device
 def column_in_block():
-    """Return which of the block's columns is this thread's."""
+    """Return this thread's column within the block."""
     return cuda.threadIdx.x % ACROSS
 
 
 @device
 def part_of_column():
-    """Return which of its rows are: from this number on, PARTS apart."""
+    """Return the first of this thread's rows; the others follow PARTS apart."""
     return cuda.threadIdx.x // ACROSS
 
 

@@ -1,7 +1,4 @@
-"""Recurrences whose state is a matrix for each head.
-
-And every row of which has a decay of its own, see the CPU's.
-"""
+"""Recurrences whose state is a matrix for each head, with a decay for every row, as in kernels/cpu/recurrent/wkv.py."""
 
 from numba import cuda
 
@@ -33,7 +30,7 @@ def gated(source, target, r, w, k, number, key_dim):
 
 @device
 def first_of(source, target, r, w, k, weight, number, key_dim):
-    """Return the same, read before it is changed, the token itself with weights of its own."""
+    """Apply a token to the rows, but read them before they change; the token has weights of its own."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
@@ -44,7 +41,10 @@ def first_of(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def delta(source, target, r, w, k, b, next_a, number, seen, key_dim):
-    """Return the same with b times what a has read before; and what the next a reads."""
+    """Apply a token by the generalized delta rule: add b times a's previous product.
+
+    Also return the next a's product.
+    """
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
