@@ -57,8 +57,6 @@ class EmbeddingRunner:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = trace_model(file, model.forward, weights, self.hyperparameters, self.context)
-        if options.observer:
-            options.observer.require_watchable(recorder.operations, file.path)
         tables = [one.weight.shape[0] for one in recorder.operations if isinstance(one, EmbedKinds)]
         self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)

@@ -94,8 +94,6 @@ class Engine:
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
         self._head: DraftHead | None = None  # made on first use
-        if options.observer:
-            options.observer.require_watchable(self.operations, file.path)
         self._start = self.hyperparameters.start_token
         self.thread_count = options.thread_count
         said = TracedModel(

@@ -198,6 +198,9 @@ HEAD_SCAN = arguments(
 WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim")
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
+# sums f32 [experts, columns padded to 16], sums_stride bytes from one to the next, += x^2 over the rows of each of the
+# experts of PLAN_EXPERTS; counts int64 [experts] += how many rows it has.
+ADD_EXPERT_SQUARES = arguments("active active_count x stride columns sums sums_stride counts")
 # Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
 # logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
 # groups of experts the `groups_used` best take part. Each `together` experts in a row are one. table: 0, or which ones
@@ -320,6 +323,7 @@ KERNELS: dict[str, Any] = {
     "head_dots": HEAD_DOTS,
     "mix": MIX,
     "add_squares": ADD_SQUARES,
+    "add_expert_squares": ADD_EXPERT_SQUARES,
     "stream": STREAM,
     "to_planes": TO_PLANES,
     "quantize_planes": QUANTIZE_PLANES,

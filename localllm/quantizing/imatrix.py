@@ -161,15 +161,15 @@ class Collector:
 
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
         """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
-        self._observer.take()  # discard the sums of an interrupted chunk
+        self._observer.take(), self._observer.take_counts()  # discard the sums of an interrupted chunk
         self._model.read(with_bos(chunk, self._tokenizer), self._output)
-        squares = self._observer.take()
+        squares, counts = self._observer.take(), self._observer.take_counts()
         for name, sums in squares.items():
             if not np.isfinite(sums).all():
                 raise ModelError(f"{self.path}: the input of tensor {name} is not finite")
-        count = np.array([len(chunk)], float)
+        every = np.array([len(chunk)], float)
         return {
-            name: Squares(sums[None], count)
+            name: Squares(sums.reshape(-1, sums.shape[-1]), counts[name].astype(float) if name in counts else every)
             for name, sums in squares.items()
             if self._output or name.startswith("blk.")
         }

@@ -17,6 +17,8 @@ class Observer(Protocol):
 
     def add(self, name: str, x: np.ndarray) -> None: ...
 
+    def add_experts(self, name: str, x: np.ndarray, experts: np.ndarray, count: int) -> None: ...
+
 
 class Computing:
     """A builder that computes, without verbs. One for each run. Activations are float32 [tokens, columns].

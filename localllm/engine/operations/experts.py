@@ -158,6 +158,29 @@ class ExpertLinear(Product, ChoiceOperation):
         steps.row_step("add_by_expert", x.rows, arguments | shape(x, y), reads, [y])
 
 
+@operation
+class AddExpertSquares(ChoiceOperation):
+    """Add the squares of what each expert's matrix meets to its sums, and the number of rows to its count.
+
+    Attributes:
+        sums: float32 [matrices, columns padded to 16].  counts: int64 [matrices].
+    """
+
+    VERB = "add_expert_squares"
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, experts = self.inputs[0], steps.experts[self.choice.routed]
+        source = steps.buffers[x]
+        arguments = {"active": experts.active, "active_count": experts.active_count, "x": source}
+        arguments |= {"stride": source.stride, "columns": x.columns, "sums": self.sums}
+        arguments |= {"sums_stride": self.sums.strides[0], "counts": self.counts}
+        parts = min(-(-x.columns // 64), 4 * target.threads)
+        steps.append("add_expert_squares", arguments, target.parts(parts, parts), [source, experts.active], [])
+
+
 class ExpertVerbs(Recording):
     """The verbs as a recorder has them."""
 
@@ -257,6 +280,8 @@ class ExpertReference(Computing):
 
     def expert_linear(self, x: Array, weight: Weight, choice: ChosenExperts) -> Array:
         matrices, experts = self.matrix(weight), choice.experts.reshape(-1)
+        if self._observer:
+            self._observer.add_experts(weight.name, x, experts, len(matrices))
         y = np.empty((len(x), matrices.shape[1]), np.float32)
         for expert in np.unique(experts):
             y[experts == expert] = x[experts == expert] @ matrices[expert].T
@@ -271,6 +296,9 @@ class ExpertReference(Computing):
         matrices = self.matrix(weight)
         count, rows, columns = matrices.shape
         heads = x.reshape(len(x), count, columns)
+        if self._observer:
+            every = np.tile(np.arange(count), len(x))
+            self._observer.add_experts(weight.name, heads.reshape(-1, columns), every, count)
         return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), count * rows)
 
 

@@ -3,48 +3,80 @@
 import numpy as np
 
 from localllm.engine.operations.activation import Activation
-from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.experts import AddExpertSquares, ExpertLinear
 from localllm.engine.operations.linear import AddSquares, Linear
 from localllm.engine.operations.operation import Operation
-from localllm.errors import ModelError
 
 
 class ImatrixCollector:
-    """Sums of the squares of every matrix's input, per column.
+    """Sums of the squares of every matrix's input, per column; of a stack of experts, per expert and column.
 
     The output matrix gets only tokens whose logits are requested.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
-
-    @staticmethod
-    def require_watchable(operations: list[Operation], path: str) -> None:
-        """Raise ModelError, which names the file, for mixtures of experts, whose inputs differ by expert."""
-        if any(isinstance(operation, ExpertLinear) for operation in operations):
-            raise ModelError(f"{path}: an importance matrix of a model with experts is not supported yet")
+        self._counts: dict[str, np.ndarray] = {}  # rows that each expert of a stack got, int64 [experts]
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
         """Insert an operation before each matrix product that adds to the sums, once per activation."""
         watched: list[Operation] = []
-        sums: dict[Activation, np.ndarray] = {}
+        known: dict[Activation, AddSquares | AddExpertSquares] = {}
         for operation in operations:
-            if isinstance(operation, Linear):
-                (x,) = operation.inputs
-                if x not in sums:
-                    sums[x] = np.zeros(-(-x.columns // 16) * 16, np.float32)
-                    watched.append(AddSquares((x,), Activation(x.rows, 0), sums[x]))
-                self._sums[operation.weight.name] = sums[x][: x.columns]
+            if isinstance(operation, Linear | ExpertLinear):
+                x = operation.inputs[0]
+                if x not in known:
+                    known[x] = expert_sums(operation) if isinstance(operation, ExpertLinear) else sums_of(operation)
+                    watched.append(known[x])
+                self._keep(operation.weight.name, known[x], x.columns)
             watched.append(operation)
         return watched
+
+    def _keep(self, name: str, collected: AddSquares | AddExpertSquares, columns: int) -> None:
+        """Remember where the sums of a matrix are."""
+        self._sums[name] = collected.sums[..., :columns]
+        if isinstance(collected, AddExpertSquares):
+            self._counts[name] = collected.counts
 
     def add(self, name: str, x: np.ndarray) -> None:
         """Add the squares of the input of matrix `name`, float32 [rows, columns]."""
         self._sums[name] = self._sums.get(name, np.zeros(x.shape[1])) + (x.astype(np.float64) ** 2).sum(axis=0)
 
+    def add_experts(self, name: str, x: np.ndarray, experts: np.ndarray, count: int) -> None:
+        """Add the squares of the rows of `count` experts, float32 [rows, columns]; experts: int [rows]."""
+        sums = self._sums.setdefault(name, np.zeros((count, x.shape[1])))
+        counts = self._counts.setdefault(name, np.zeros(count, np.int64))
+        np.add.at(sums, experts, x.astype(np.float64) ** 2)
+        counts += np.bincount(experts, minlength=count)
+
     def take(self) -> dict[str, np.ndarray]:
-        """Return the sums since the last call, by the matrix's name: float32 [columns]."""
+        """Return the sums since the last call, by the matrix's name: float32 [columns] or [experts, columns]."""
         taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
         for sums in self._sums.values():
             sums[:] = 0
         return taken
+
+    def take_counts(self) -> dict[str, np.ndarray]:
+        """Return how many rows each expert got since the last call, by the stack's name: int64 [experts]."""
+        taken = {name: counts.copy() for name, counts in self._counts.items()}
+        for counts in self._counts.values():
+            counts[:] = 0
+        return taken
+
+
+def padded(columns: int) -> int:
+    """Round up to what the kernels add at once."""
+    return -(-columns // 16) * 16
+
+
+def sums_of(operation: Linear) -> AddSquares:
+    """Make the operation that watches a product."""
+    (x,) = operation.inputs
+    return AddSquares((x,), Activation(x.rows, 0), np.zeros(padded(x.columns), np.float32))
+
+
+def expert_sums(operation: ExpertLinear) -> AddExpertSquares:
+    """Make the operation that watches a product of experts."""
+    x, count = operation.inputs[0], operation.choice.routed.routing.matrices
+    sums = np.zeros((count, padded(x.columns)), np.float32)
+    return AddExpertSquares(operation.inputs, Activation(x.rows, 0), sums, np.zeros(count, np.int64))

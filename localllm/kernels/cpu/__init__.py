@@ -125,6 +125,7 @@ MODULES = {
     "experts_tiles_float": "amx.experts",
     "stream": "memory_bandwidth",
     "add_squares": "elementwise.collect",
+    "add_expert_squares": "elementwise.collect",
     "convolve": "recurrent.convolution",
     "gated_mean": "recurrent.gated_mean",
     "selective_scan": "recurrent.selective_scan",

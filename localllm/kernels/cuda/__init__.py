@@ -203,6 +203,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "store": ("attention.cache_store", by_head),
     "recall": ("attention.cache_recall", by_head),
     "add_squares": ("elementwise.collect", by_column),
+    "add_expert_squares": ("elementwise.collect", by_column),
     "route": ("matmul.routing", warp_by_row),
     "plan_experts": ("matmul.routing", once),
     "gather": ("matmul.experts", by_entry),

@@ -72,6 +72,7 @@ UNSAID = {
     "export_hidden",
     "external_input",
     "add_squares",
+    "add_expert_squares",
 }  # operations that no architecture asks for
 
 

@@ -28,7 +28,6 @@ from localllm.engine.forks import Refusal, lock_for, was_forked
 from localllm.engine.operations.activation import ALL, WANTED, Activation, last_uses
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Elementwise, Scale
-from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import Operation, StateOperation, operation
@@ -38,7 +37,7 @@ from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.split import split_at_layer
-from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
+from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch
 from localllm.generation.embedding.embedder import EmbedOptions
@@ -422,10 +421,6 @@ def test_squares_are_summed_up_once_for_all_who_read():
     for _ in range(2):
         sums.add("a", np.array([[1, 2], [3, 4]], np.float32))
     assert sums.take()["a"].tolist() == [20, 40]
-    ImatrixCollector.require_watchable(operations, "m.gguf")
-    with pytest.raises(ModelError) as error:
-        ImatrixCollector.require_watchable([ExpertLinear((), x, None, None)], "m.gguf")
-    assert str(error.value) == "m.gguf: an importance matrix of a model with experts is not supported yet"
 
 
 # ---- rows of images -------------------------------------------------------------------------------------------------

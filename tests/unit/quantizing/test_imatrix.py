@@ -76,7 +76,7 @@ def same(one: ImportanceMatrix, two: ImportanceMatrix) -> None:
 
 @pytest.fixture(scope="module")
 def call():
-    return caller(["add_squares"])
+    return caller(["add_squares", "add_expert_squares"])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 40])
@@ -92,6 +92,72 @@ def test_the_kernel(call, tokens, columns):
         return written(sums, 1, columns)[0]
 
     np.testing.assert_allclose(for_any_parts(compute), before + (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 64, 70])
+def test_the_kernel_for_experts(call, columns):
+    """Experts 2 and 0 have rows, two and one; expert 1 has none."""
+    x, before = normal(5, columns), np.abs(normal(3, columns))
+    active = np.array([[0, 0, 2], [2, 3, 1]], np.int64)
+
+    def compute(parts):
+        sums, memory, counts = output(3, columns), padded(x), np.zeros(3, np.int64)
+        sums[:3, :columns] = before
+        arguments = {"x": memory, "stride": memory.strides[0], "columns": columns, "sums": sums}
+        arguments |= {"sums_stride": sums.strides[0], "counts": counts, "active": active}
+        call("add_expert_squares", parts, active_count=count(2), **arguments)
+        assert counts.tolist() == [2, 0, 1]
+        return written(sums, 3, columns)
+
+    added = np.stack([(x[:2] ** 2).sum(axis=0), np.zeros(columns), x[3] ** 2])
+    np.testing.assert_allclose(for_any_parts(compute), before + added, rtol=1e-5)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("variant", ["qwen3moe", "llama4", "deepseek3"])
+def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
+    """As the reference does: one row of sums per expert, and how many tokens each one got."""
+    model = converted(variant, tmp_path)
+    tokens, taken = np.random.default_rng(0).integers(3, 250, 90), {}
+    for backend in ("cpu", "reference"):
+        observer = observe.ImatrixCollector()
+        open_engine(model, context=90, kv_type="f32", backend=backend, observer=observer).forward(tokens, 0)
+        taken[backend] = observer.take(), observer.take_counts()
+    (ours, counts), (theirs, expected) = taken["cpu"], taken["reference"]
+    assert ours.keys() == theirs.keys() and counts.keys() == expected.keys()
+    stacks = [name for name in ours if "_exps" in name]
+    assert stacks and set(stacks) <= counts.keys()
+    for name, sums in ours.items():
+        np.testing.assert_allclose(sums, theirs[name], rtol=2e-4, atol=1e-6)
+    for name in counts:
+        np.testing.assert_array_equal(counts[name], expected[name])
+        assert ours[name].shape == (len(counts[name]), GGUFFile.open(model).tensors[name].shape[-1])
+        assert not ours[name][counts[name] == 0].any()
+
+
+def converted(variant: str, folder: Path) -> Path:
+    """A tiny checkpoint of checkpoints.json, as a file in F32."""
+    facts = json.loads((GOLDENS / "checkpoints.json").read_text())[variant]
+    checkpoint = write_family(folder / "checkpoint", facts["config"], spelled_out(facts["shapes"]))
+    invoke("quantize", checkpoint, folder / "model.gguf", "F32")
+    return folder / "model.gguf"
+
+
+def test_a_mixture_of_experts_gets_an_importance_matrix(tmp_path: Path, text: str):
+    """Which quantize takes, and which has a row and a count for each expert."""
+    model, out = converted("qwen3moe", tmp_path), tmp_path / "m.imatrix"
+    invoke("imatrix", model, text, "-o", out, "--chunks", "2", "--ctx-size", "64")
+    matrix = read_imatrix(out)
+    stack = matrix.squares["blk.0.ffn_down_exps.weight"]
+    tokens = matrix.squares["blk.0.attn_q.weight"].counts[0]
+    used = GGUFFile.open(model).metadata["qwen3moe.expert_used_count"]
+    assert stack.sums.shape[0] == len(stack.counts) > 1 and stack.counts.sum() == used * tokens
+    small = [tmp_path / f"{name}.gguf" for name in ("plain", "weighted")]
+    for path, words in zip(small, ([], ["--imatrix", out]), strict=True):
+        invoke("quantize", model, path, "Q4_0", *words)
+    name = "blk.0.ffn_down_exps.weight"
+    plain, weighted = (GGUFFile.open(path).tensors[name].data for path in small)
+    assert (plain != weighted).any()
 
 
 def test_the_engine_collects_what_the_reference_does(tiny):

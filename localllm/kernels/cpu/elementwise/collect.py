@@ -5,9 +5,9 @@ Squares by column, for importance matrices (localllm.quantizing.imatrix), and te
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD_SQUARES, POOL, SEQUENCE
+from localllm.kernels.arguments import ADD_EXPERT_SQUARES, ADD_SQUARES, EXPERT, POOL, SEQUENCE
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x16, store_f32x16
+from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x16, store_f32x16, store_i64
 
 
 @device
@@ -37,6 +37,18 @@ def add_one(x, stride, tokens, sums):
     store_f32x16(sums, total)
 
 
+@device
+def add_columns(x, stride, tokens, columns, sums, part, parts):
+    """Add x^2 over the tokens to the sums of this part's columns."""
+    vectors = (columns + 15) // 16
+    first, last = vectors * part // parts, vectors * (part + 1) // parts
+    rest = last - (last - first) % 4
+    for i in range(first, rest, 4):
+        add_four(x + i * 64, stride, tokens, sums + i * 64)
+    for i in range(rest, last):
+        add_one(x + i * 64, stride, tokens, sums + i * 64)
+
+
 @kernel
 def add_squares(a, part, parts, thread):
     """Add x^2 over the tokens to the sums.
@@ -45,13 +57,22 @@ def add_squares(a, part, parts, thread):
     """
     tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
-    vectors = (argument(a, ADD_SQUARES.columns) + 15) // 16
-    first, last = vectors * part // parts, vectors * (part + 1) // parts
-    rest = last - (last - first) % 4
-    for i in range(first, rest, 4):
-        add_four(x + i * 64, stride, tokens, sums + i * 64)
-    for i in range(rest, last):
-        add_one(x + i * 64, stride, tokens, sums + i * 64)
+    add_columns(x, stride, tokens, argument(a, ADD_SQUARES.columns), sums, part, parts)
+
+
+@kernel
+def add_expert_squares(a, part, parts, thread):
+    """Add x^2 over the rows of each expert to its sums, and the number of its rows to its count."""
+    x, stride = argument(a, ADD_EXPERT_SQUARES.x), argument(a, ADD_EXPERT_SQUARES.stride)
+    columns, sums = argument(a, ADD_EXPERT_SQUARES.columns), argument(a, ADD_EXPERT_SQUARES.sums)
+    for i in range(load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
+        expert = argument(a, ADD_EXPERT_SQUARES.active) + i * 8 * len(EXPERT)
+        number, rows = argument(expert, EXPERT.number), argument(expert, EXPERT.count)
+        own = sums + number * argument(a, ADD_EXPERT_SQUARES.sums_stride)
+        add_columns(x + argument(expert, EXPERT.first) * stride, stride, rows, columns, own, part, parts)
+        if part == 0:
+            place = argument(a, ADD_EXPERT_SQUARES.counts) + number * 8
+            store_i64(place, load_i64(place) + rows)
 
 
 @device
