@@ -46,6 +46,8 @@ def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: li
             sections["Arguments"].append(argument_row(param))
         elif not param.name.endswith(NAMED):
             sections.setdefault(param.rich_help_panel or "Options", []).append(option_row(param))
+    if len(sections["Options"]) == 1:  # --help alone
+        sections["Options"] = sections.pop("Options")
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)

@@ -11,9 +11,10 @@ import pytest
 from invoked import Opened, Told, flat, invoke, told_by
 
 from localllm import api
+from localllm.cli import one_shot
 from localllm.cli import open_model as opening
 from localllm.cli.app import context_of
-from localllm.cli.commands import chat, embed, map, quantize, run
+from localllm.cli.commands import chat, embed, map, quantize
 from localllm.cli.options import endpoint
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
@@ -94,7 +95,7 @@ ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking an
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
 def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    place = {"run": (run, "begin"), "chat": (chat, "answer_once"), "map": (map, "open_mapping")}[name]
+    place = {"run": (one_shot, "begin"), "chat": (chat, "answer_once"), "map": (map, "open_mapping")}[name]
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
 
     def chosen(*more: str) -> Told:
@@ -117,7 +118,7 @@ def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
 ])  # fmt: skip
 def test_what_an_answer_must_look_like(line: str, given: Told, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    told = told_by((run, "begin"), "run", tiny, "-p", "Hi", *line.split())
+    told = told_by((one_shot, "begin"), "run", tiny, "-p", "Hi", *line.split())
     assert told["chosen"]["constraint"] == flat(constraint_of(**given))
 
 
@@ -125,7 +126,7 @@ def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_pa
     """What run tells who writes the receipt: nothing that it has read is replaced."""
     other = project.__file__
     prepared = told_by(
-        (run, "prepare_options"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
+        (one_shot, "prepare_options"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
     )
     assert (prepared["path"], prepared["inputs"], prepared["force"]) == (str(tmp_path / "r"), [__file__, other], True)
 
@@ -311,10 +312,10 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
             "block_length": 32, "algorithm": 2, "algorithm_temperature": 0.25},
         "--diffusion-cfg-scale 1.5 --diffusion-add-gumbel-noise": {"guidance": 1.5, "has_noise": True},
     }.items():  # fmt: skip
-        told = told_by((run, "fill"), "run", tiny, "-p", "x", *line.split())
+        told = told_by((one_shot, "fill"), "run", tiny, "-p", "x", *line.split())
         assert told["diffusion"] == usual | given, line
     opened.is_diffusion = False
-    assert told_by((run, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
+    assert told_by((one_shot, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
     for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
         with pytest.raises(UsageError, match=f"diffusion models give a single answer .*: leave out --{name}"):
             invoke("run", tiny, "-p", "x", "--diffusion-steps", "1", *words)

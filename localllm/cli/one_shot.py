@@ -1,0 +1,379 @@
+"""One question of `localllm run`: from its options to the answer on stdout."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.choices import choose, texts_of
+from localllm.cli.options.choices import require_plain as require_plain_choices
+from localllm.cli.options.constraint import require_whole
+from localllm.cli.options.diffusion import Diffusion, fill, require_plain
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.follow_up import FollowUpGroup, TemplateGroup
+from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.infill import InfillGroup
+from localllm.cli.options.infill import encode as encode_infill
+from localllm.cli.options.one_shot import OutputGroup, PromptGroup
+from localllm.cli.options.tools import ToolGroup
+from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request
+from localllm.cli.receipt import keep, prepare_options
+from localllm.cli.terminal.output import ProgressLine, write
+from localllm.cli.terminal.render import stream
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.cli.follow_up import Thread
+    from localllm.cli.long_prompt import LongPrompt
+    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.services.remote.http import Endpoint
+    from localllm.text.marker_escaping import Message
+
+
+class Answered(NamedTuple):
+    """What a question brought.
+
+    Attributes:
+        answers: the likeliest first.  messages: calls of tools, their results and the answer; empty without tools.
+        interrupted: whether the user stopped it.
+    """
+
+    answers: "list[Generation] | list[Answer]"
+    messages: "list[Message]"
+    interrupted: bool
+
+
+@dataclass(repr=False, eq=False)
+class OneShot:
+    """A run of `localllm run`: its options by group, and the steps that they go through."""
+
+    model: str | None
+    words: str | None
+    prompt: PromptGroup
+    output: OutputGroup
+    engine: options.EngineGroup
+    generation: options.GenerationGroup
+    named: TemplateGroup
+    follow: FollowUpGroup
+    tools: ToolGroup
+    images: ImageGroup
+    infill: InfillGroup
+    endpoint: EndpointGroup
+    diffusion: Diffusion
+
+    def run(self) -> None:
+        """Ask, print, and keep the answer. Raises LocalllmError, and KeyboardInterrupt after an answer was cut off."""
+        self.started, self.line = perf_counter(), ProgressLine()
+        self.place = self.endpoint.place()
+        thread = self.open_thread()
+        given = self.read()
+        longer = self.long_prompt()
+        suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
+        system = asking.system_message(self.prompt.system, self.prompt.system_file)
+        chosen = asking.generation_options(opening.reading(self.line), self.generation)
+        texts = self.require_combination(system, chosen)
+        if self.place is None:
+            opening.tell_choice(self.model)
+        with ExitStack() as stack:
+            if thread is not None:
+                stack.enter_context(thread)
+            calls = self.tools.open_tools(stack)
+            opened = self.open(self.place, stack)
+            chosen = opening.with_draft_model(opened, chosen, self.generation.speculate)
+            can_shift = self.output.n == 1 and not (self.output.beams or texts)
+            stack.enter_context(naming_ways(opened, can_shift=can_shift))
+            chosen = self.with_receipt(chosen, opened)
+            load_s = perf_counter() - self.started
+            text = given.text if longer is None else longer.fit(opened, given.material, given.question, system, chosen)
+            asked = self.images.shown(request(opened, text, system, self.continues))
+            asked = asked if thread is None else thread.with_question(asked)
+            if texts:
+                return choose(opened, asked, texts, self.output.as_json)
+            if opened.is_diffusion or self.diffusion.as_fields():
+                return self.denoise(opened, asked)
+            if calls:
+                chosen = calls.begin(opened, chosen, stack)
+                answered = self.answer_with_tools(opened, asked, chosen, calls)
+            else:
+                answered = self.answer(opened, asked if suffix is None else encode_infill(opened, text, suffix), chosen)
+            self.report(opened, asked, chosen, answered, load_s)
+            if not (self.is_search or self.continues):
+                remember(opened, thread, asked, answered, self.prompt.no_cache)
+            if answered.interrupted:
+                raise KeyboardInterrupt
+            opening.settle(opened)
+            if longer is not None:
+                longer.finish()
+            require_whole(chosen, [answer.finish_reason for answer in answered.answers])
+
+    @property
+    def continues(self) -> bool:
+        """Whether the prompt is plain text, without a chat template."""
+        return self.prompt.raw or self.infill.has_suffix
+
+    @property
+    def is_search(self) -> bool:
+        """Whether several answers are generated, of which the likeliest come first."""
+        return self.output.n > 1 or self.output.beams > 0
+
+    @property
+    def extracts(self) -> bool:
+        """Whether only a code block of the answer is printed."""
+        return self.follow.extract or self.follow.extract_last
+
+    def open_thread(self) -> "Thread | None":
+        """Open the conversation of --continue or --session, and take its model if none is given. Raises UsageError."""
+        thread, output = None, self.output
+        if self.follow.latest or self.follow.session is not None:
+            thread = open_thread(self.follow, self.continues, self.is_search, output.choices_given is not None)
+            self.model = thread.model if self.model is None and self.place is None else self.model
+        ask = self.prompt
+        given = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
+        if all(each is None for each in given):
+            raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
+        return thread
+
+    def most_bytes(self) -> int:
+        """How many bytes of UTF-8 the prompt may have at most."""
+        if self.place:
+            return opening.unknown()
+        return opening.most_bytes(opening.model_or_builtin(self.model), self.engine, self.generation.on_overflow)
+
+    def read(self) -> Given:
+        """Read the prompt from the command line, files and stdin. Raises UsageError, ContextError."""
+        ask = self.prompt
+        given = read_prompt(
+            [*filter(None, (self.words,)), *(ask.prompt or ())],
+            ask.file or (),
+            not (ask.no_stdin or self.images.takes_stdin),
+            ask.encoding,
+            self.most_bytes,
+            ask.binary_file,
+            prompt_first=ask.prompt_first or self.continues,
+            with_names=not (ask.no_names or self.continues),
+        )
+        return given if self.named.template is None else with_template(self.named, given)
+
+    def long_prompt(self) -> "LongPrompt | None":
+        """Return what cuts a prompt that exceeds the context, if --on-overflow says how. Raises UsageError."""
+        if self.generation.on_overflow not in asking.CUTS:
+            return None
+        from localllm.cli.long_prompt import LongPrompt
+
+        return LongPrompt(self.generation.on_overflow, self.continues)
+
+    def require_combination(self, system: str | None, chosen: "GenerationOptions") -> list[str]:
+        """Return the texts of --choices, none without it. Raises UsageError for options that do not go together."""
+        output, ask, is_remote = self.output, self.prompt, self.place is not None
+        has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
+        has_steps = bool(self.diffusion.as_fields())
+        if self.continues:
+            require_no_template("--raw" if ask.raw else "--suffix", system, ask.chat_template, self.generation)
+        self.infill.require_plain(
+            raw=ask.raw, images=bool(self.images.image_files), tools=self.tools.are_enabled, choices=has_choices,
+            endpoint=is_remote, receipt=has_receipt, steps=has_steps,
+        )  # fmt: skip
+        if output.n != 1 or output.beams:
+            require_sense(output.n, output.beams, self.generation)
+        self.images.require_plain(receipt=has_receipt)
+        if self.tools.are_enabled:
+            require_plain_tools(raw=ask.raw, n=output.n > 1, beams=output.beams > 0, receipt=has_receipt)
+        texts = [] if output.choices_given is None else texts_of(output.choices_given)
+        if texts:
+            require_plain_choices(
+                n=output.n > 1, beams=output.beams > 0, tools=self.tools.are_enabled, endpoint=is_remote,
+                receipt=has_receipt, stats=output.stats, steps=has_steps,
+                a_schema_grammar_or_regex=chosen.constraint is not None,
+            )  # fmt: skip
+        if self.extracts and (output.as_json or self.tools.are_enabled):
+            raise UsageError(f"--extract cannot be combined with {'--json' if output.as_json else '--tools'}")
+        return texts
+
+    def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
+        """Open the model, or the server at a place. Raises LocalllmError."""
+        template, seeing = self.prompt.chat_template, self.images.seeing()
+        if place is None:
+            path = opening.model_or_builtin(self.model)
+            return stack.enter_context(opening.open_model(path, self.engine, template, self.prompt.no_cache, **seeing))
+        from localllm.cli.options.endpoint import open_remote
+
+        opened: Model = open_remote(place, self.model, self.generation, self.engine, chat_template=template, **seeing)
+        return opened
+
+    def with_receipt(self, chosen: "GenerationOptions", opened: "Model") -> "GenerationOptions":
+        """Return the options as a receipt, if one is asked for, can repeat them. Raises UsageError."""
+        if self.output.receipt is None:
+            return chosen
+        files = (*(self.prompt.file or ()), self.prompt.binary_file)
+        return prepare_options(self.output.receipt, chosen, opened, files, self.output.force)
+
+    def denoise(self, opened: "Model", asked: "str | list[Message]") -> None:
+        """Let a diffusion model answer. Raises UsageError for options that such models do not have."""
+        output = self.output
+        self.images.require_plain(steps=True)
+        self.infill.require_plain(a_diffusion_model=True)
+        require_plain(
+            n=output.n > 1, beams=output.beams > 0, json=output.as_json, stats=output.stats,
+            receipt=output.receipt is not None, tools=self.tools.are_enabled,
+        )  # fmt: skip
+        fill(opened, asked, self.generation, self.diffusion, self.line)
+
+    def answer_with_tools(
+        self, opened: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", calls: "ToolCalls"
+    ) -> Answered:
+        """Print an answer, before which the model may call tools."""
+        from localllm.cli.terminal.tool_calls import answer_with_tools
+
+        assert not isinstance(asked, str)
+        thoughts = not self.output.hide_thinking
+        answer, said, interrupted = answer_with_tools(
+            opened, asked, chosen, calls, self.line, self.output.as_json, thoughts
+        )
+        return Answered([answer], said, interrupted)
+
+    def answer(
+        self, opened: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions"
+    ) -> Answered:
+        """Print an answer as it is generated, or several at the end."""
+        output, last = self.output, self.follow.extract_last
+        if self.is_search:
+            answers = several(opened, asked, chosen, output.n, output.beams, self.line)
+            if not output.as_json:
+                texts = [answer.text for answer in answers]
+                if self.extracts:
+                    from localllm.cli.terminal.extracted import code_or_all
+
+                    texts = [code_or_all(each, last) for each in texts]
+                write("\n\n".join(texts) + "\n")
+            return Answered(answers, [], False)
+        generation, out = begin(opened, asked, chosen), None
+        if self.extracts:
+            from localllm.cli.terminal.extracted import make_code_page
+
+            out = make_code_page(generation, last)
+        thoughts = not output.hide_thinking
+        interrupted = stream(generation, self.line, silent=output.as_json, thoughts=thoughts, out=out)
+        return Answered([generation], [], interrupted)
+
+    def report(
+        self,
+        opened: "Model",
+        asked: "str | list[Message]",
+        chosen: "GenerationOptions",
+        answered: Answered,
+        load_s: float,
+    ) -> None:
+        """Print the JSON of --json and the timings of --stats, and write the receipt."""
+        output = self.output
+        if not (output.as_json or output.stats or output.receipt is not None):
+            return
+        from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
+
+        result = report(opened, answered.answers, self.is_search, load_s, perf_counter() - self.started)
+        if output.as_json:
+            write(as_line({**result, "messages": answered.messages} if self.tools.are_enabled else result))
+        if output.stats:
+            tell(result)
+        if output.receipt is not None:
+            kinds = {
+                "n": output.n,
+                "beams": output.beams,
+                "speculate": self.generation.speculate,
+                "chat_template": self.prompt.chat_template,
+            }
+            keep(output.receipt, opened, asked, chosen, kinds, result)
+
+
+def require_no_template(
+    option: str, system: str | None, chat_template: str | None, choices: options.GenerationGroup
+) -> None:
+    """Raise UsageError for options that need a chat template, which an option turns off."""
+    others = {
+        "-sys": system is not None,
+        "--chat-template": chat_template is not None,
+        "the options for thinking and template variables": not choices.thoughts.are_usual,
+    }
+    for other, is_given in others.items():
+        if is_given:
+            raise UsageError(f"{option} turns off the chat template: leave out {other}")
+
+
+def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
+    """Return the conversation of --continue or --session. Raises UsageError."""
+    if follow.latest and follow.session is not None:
+        raise UsageError("give either --session or --continue, not both")
+    option = "--continue" if follow.latest else "--session"
+    for other, is_given in {"--raw or --suffix": raw, "several answers": several, "--choices": choices}.items():
+        if is_given:
+            raise UsageError(f"{option} cannot be combined with {other}")
+    from localllm.cli.follow_up import Thread
+
+    return Thread(follow.session)
+
+
+def remember(
+    model: "Model", thread: "Thread | None", asked: "str | list[Message]", answered: Answered, no_cache: bool
+) -> None:
+    """Keep a question and its answer in the session, and for --continue unless nothing is to stay on disk."""
+    answer = answered.answers[0]
+    if isinstance(asked, str) or not answer.text:
+        return
+    from localllm.services import last_answer
+
+    messages = last_answer.turn(asked, answered.messages[:-1], answer)
+    if not no_cache:
+        last_answer.keep(model, messages)
+    if thread is not None:
+        thread.save(model, messages)
+
+
+def with_template(named: TemplateGroup, given: Given) -> Given:
+    """Return the prompt that a template makes: what is asked about, and its text behind that. Raises UsageError."""
+    from localllm.services.prompt_templates import fields_of, load
+
+    assert named.template is not None
+    template, fields = load(named.template), fields_of(named.field or ())
+    if template.has_input:
+        return Given("", template.fill(given.text, fields))
+    material, more = (given.material, given.question) if given.material else (given.question, "")
+    return Given(material, "\n\n".join(filter(None, (template.fill("", fields), more))), given.prompt_first)
+
+
+def require_plain_tools(**given: bool) -> None:
+    """Raise UsageError for options that cannot be combined with tools."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"tools cannot be combined with --{name}")
+
+
+def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
+    """Raise UsageError for invalid numbers of answers, and for beams with sampling options."""
+    from localllm.generation.beam_search import require_counts
+
+    require_counts(n, beams)
+    if opening.is_draft_model(choices.speculate):
+        raise UsageError("a draft model works for a single answer: leave out --n, --beams or --speculate")
+    drawing = choices.drawing()
+    if beams and drawing:
+        raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
+
+
+def several(
+    model: "Model",
+    asked: "str | list[int] | list[Message]",
+    chosen: "GenerationOptions",
+    n: int,
+    beams: int,
+    line: ProgressLine,
+) -> "list[Answer]":
+    """Return the answers, most likely first, when all are finished."""
+    try:
+        return model.session.candidates(asked, chosen, n, beams)
+    finally:
+        line.clear()
