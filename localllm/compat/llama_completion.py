@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from localllm.compat.llama_arguments import CompletionArguments, answer_options, warn
-from localllm.compat.llama_logprobs import completion_logprobs, prompt_logprobs
+from localllm.compat.llama_logprobs import completion_logprobs
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
-from localllm.generation.logprobs import LikelyToken, TokenLogprob
+from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -65,7 +65,7 @@ class TextCompletion:
         if not self.given.echo:
             return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
         shown = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
-        tokens = [*prompt_logprobs(self.model, self.ids, count), *self.answer.logprobs]
+        tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count), *self.answer.logprobs]
         if len(shown) == len(self.ids):  # nothing stands in front of the first one
             tokens = [LikelyToken(TokenLogprob(shown[0], 0.0), ()), *tokens]
         lists = completion_logprobs(tokens, tokenizer, 0)

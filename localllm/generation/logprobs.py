@@ -1,10 +1,16 @@
 """Log probabilities of tokens by the model's own logits, before sampling options."""
 
-from typing import NamedTuple
+from collections.abc import Sequence as Ids
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.generation.sampling.sampler import log_total
+
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence
 
 
 class TokenLogprob(NamedTuple):
@@ -31,3 +37,18 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
     best = best[np.argsort(-row[best], kind="stable")]
     likeliest = tuple(TokenLogprob(int(other), float(row[other]) - total) for other in best)
     return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)
+
+
+def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> list[LikelyToken]:
+    """Return the log probabilities of a prompt's tokens but the first, each with the `count` likeliest.
+
+    sequence: an empty one, which is closed. Runs are short, so that activations keep 16 bits and few logits are in
+    memory. Raises as Sequence.append.
+    """
+    found, read = list[LikelyToken](), ids[:-1]
+    with closing(sequence):
+        for begin in range(0, len(read), PRECISE_TOKENS):
+            rows = sequence.append(read[begin : begin + PRECISE_TOKENS], "all")
+            following = ids[begin + 1 : begin + 1 + len(rows)]
+            found += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=True)]
+    return found

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken
+from localllm.server.echo import EchoedPrompt, echo_prompts
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
 from localllm.server.openai_chat import (
@@ -34,30 +35,57 @@ async def completions(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
-    query = parse_request(body)
+    query, has_echo = parse_request(body), body.get_bool("echo")
     stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body)
+    if is_streaming:
+        return EventStream(stream_chunks(stream, query, wants_usage, has_echo), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete(stream, query, has_echo), headers, stream.close)
+
+
+async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, Any]:
+    """Return the complete response."""
 
     def format_choice(choice: Choice) -> dict[str, Any]:
         logprobs = format_logprobs(choice.logprobs, stream, query)
         return {"text": "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish_reason or "length"}
 
-    if is_streaming:
-        return EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
-    return await respond_when_done(
-        request, complete_response(stream, query, TEXT, format_choice), headers, stream.close
-    )
+    try:
+        response = await complete_response(stream, query, TEXT, format_choice, keep_open=has_echo)
+        if has_echo:
+            prompts = await echo_prompts(stream, query.top_logprobs)
+            for choice in response["choices"]:
+                add_prompt(choice, prompts[choice["index"] // query.n], stream, query)
+    finally:
+        await stream.close()
+    return response
+
+
+def add_prompt(choice: dict[str, Any], prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
+    """Put a prompt and its log probabilities in front of a choice's."""
+    choice["text"] = prompt.text + choice["text"]
+    logprobs = format_logprobs([*prompt.tokens], stream, query)
+    if logprobs is None:
+        return
+    if prompt.has_first:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+    length = sum(map(len, logprobs["tokens"]))
+    written = choice["logprobs"]
+    written["text_offset"] = [length + offset for offset in written["text_offset"]]
+    choice["logprobs"] = {name: [*items, *written[name]] for name, items in logprobs.items()}
 
 
 def parse_request(body: Body) -> GenerateRequest:
     """Parse the request. Raises UsageError."""
-    body.reject("echo", "prepend the prompt yourself")
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
         raise UsageError(f"best_of should be equal to n, {n}, not {best}")
     max_tokens = DEFAULT_MAX_TOKENS if body.get("max_tokens") is None else body.get_limit("max_tokens")
     options = parse_options(body, max_tokens, parse_constraint(body))
-    prompts = add_suffix(parse_prompts(body.get("prompt")), body.get_text("suffix"))
+    suffix = body.get_text("suffix")
+    if suffix and body.get_bool("echo"):
+        raise UsageError("echo cannot be combined with suffix")
+    prompts = add_suffix(parse_prompts(body.get("prompt")), suffix)
     return GenerateRequest(body.get_text("model"), prompts, options, n, parse_logprobs(body))
 
 
@@ -97,10 +125,17 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
+async def stream_chunks(
+    stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool
+) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent chunks."""
     base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
     try:
+        for number, prompt in enumerate(await echo_prompts(stream, query.top_logprobs) if has_echo else ()):
+            for index in range(number * query.n, (number + 1) * query.n):
+                empty = {"index": index, "text": "", "logprobs": format_logprobs([], stream, query)}
+                add_prompt(empty, prompt, stream, query)
+                yield format_event({**base, "choices": [{**empty, "finish_reason": None}], **usage})
         async for number, token_event in stream.events():
             text = "".join(text for _, text in token_event.parts)
             if not (text or token_event.logprob or token_event.finish_reason):

@@ -161,6 +161,11 @@ class ResponseStream:
         for subscriber in self._subscribers:
             self.usage.count(subscriber.request)
 
+    def prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
+        """Return each prompt as it was asked, and the token ids that are read of it."""
+        asked = self._generate_request.prompts
+        return [(prompt, each.request.prompt) for prompt, each in zip(asked, self._subscribers, strict=True)]
+
     def current_usage(self) -> Usage:
         """Return the usage so far."""
         usage = Usage()

@@ -218,6 +218,35 @@ def test_completions(guide: Served):
     assert "".join(event["choices"][0]["text"] for event in reply.events) == expected[1]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 4])
+def test_echo_scores_the_prompt(guide: Served, max_tokens: int):
+    """As lm-evaluation-harness asks: token ids, of which one index is one log probability."""
+    text = "GGUF is a format of files, and one two three. " * 12
+    with api.open_model(GUIDE, 2) as model:
+        ids = model.tokenize(text)
+        sequence = model.sequence()
+        parts = [sequence.append(ids[place : place + 50], "all") for place in range(0, len(ids), 50)]
+        rows = np.concatenate(parts).astype(np.float64)
+        tail = "".join(model.generate(ids, max_tokens, temperature=0, ignore_eos=True)) if max_tokens else ""
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    expected = rows[np.arange(len(ids) - 1), ids[1:]]
+    body = {"prompt": [ids, text], "echo": True, "logprobs": 1, "temperature": 0, "max_tokens": max_tokens}
+    body |= {"ignore_eos": True}
+    for choice in guide.post("/v1/completions", body).json["choices"]:
+        assert choice["text"] == text + tail
+        told = choice["logprobs"]
+        assert len(told["tokens"]) == len(ids) + max_tokens and "".join(told["tokens"]) == choice["text"]
+        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+        np.testing.assert_allclose(told["token_logprobs"][1 : len(ids)], expected, atol=2e-3)
+        pairs = [*zip(told["token_logprobs"], told["top_logprobs"], strict=True)][1 : len(ids)]
+        is_greedy = [one == max(top.values()) for one, top in pairs]
+        assert is_greedy == (rows[:-1].argmax(axis=1) == ids[1:]).tolist()
+        assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(len(told["tokens"]))]
+    streamed = guide.post("/v1/completions", {**body, "prompt": text, "stream": True, "logprobs": None})
+    assert "".join(event["choices"][0]["text"] for event in streamed.events) == text + tail
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "param"),

@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"n": 17}, "n should be from 1 to 16"),
     ("chat", {"n": 0}, "n should be from 1 to 16"),
     ("chat", {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
-    ("text", {"echo": True}, "echo is not supported: prepend the prompt yourself"),
+    ("text", {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
     ("text", {"n": 17}, "n should be from 1 to 16"),
     ("text", {"best_of": 2}, "best_of should be equal to n, 1, not 2"),
     ("text", {"logprobs": 21}, "logprobs should be from 0 to 20"),

@@ -222,7 +222,7 @@ def response(**fields: Any) -> Any:
         (chat, {"n": 0}, "n should be from 1 to 16"),
         (text, {"prompt": [1], "suffix": "x"}, "suffix: prompt should be a string, not token ids"),
         (text, {"suffix": 1}, "suffix should be a string, not an integer"),
-        (text, {"echo": True}, "echo is not supported: prepend the prompt"),
+        (text, {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
         (text, {"n": 2, "best_of": 3}, "best_of should be equal to n, 2, not 3"),
         (text, {"n": 17}, "n should be from 1"),
         (text, {"logprobs": 21}, "logprobs should be from 0"),
