@@ -54,7 +54,7 @@ def prepare(extra: str = "") -> None:
 
 
 def demo() -> int:
-    """The exit code of localllm."""
+    """Return the exit code of localllm."""
     find = "import localllm; print(localllm.builtin_model())"
     found = subprocess.run([PYTHON, "-c", find], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     model = os.path.relpath(found.stdout.strip(), ROOT)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""HumanEval by `localllm map` or a server: python scripts/human_eval.py MODEL|URL [MAP'S OPTIONS]
+"""HumanEval by `localllm map` or a server.
+
+    python scripts/human_eval.py MODEL|URL [MAP'S OPTIONS]
 
     python scripts/real_models.py human-eval qwen-0.5b
     python scripts/human_eval.py MODEL.gguf                       # greedy, 512 tokens at most: the share that is right
@@ -55,7 +57,7 @@ def read_tasks(path: Path | None = None) -> list[Task]:
 
 
 def code_of(task: Task, answer: str) -> str:
-    """The program that an answer means: a block of code with the function in it, or what the prompt goes on with."""
+    """Return an answer's program: the code block with the function, or the continued prompt."""
     blocks = re.findall(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", answer, re.DOTALL) or [answer]
     head = f"def {task.entry_point}("
     whole = [block for block in blocks if head in block]
@@ -69,7 +71,7 @@ def judge(task: Task, answer: str) -> Outcome:
 
 
 def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, Outcome]:
-    """The outcomes by task; of those that have an answer."""
+    """Return the outcomes by task; of those that have an answer."""
     answered = [task for task in tasks if task.task_id in answers]
     with ThreadPoolExecutor(at_once) as pool:
         outcomes = pool.map(lambda task: judge(task, answers[task.task_id]), answered)
@@ -77,7 +79,7 @@ def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) 
 
 
 def text_of(output: str, in_json: bool) -> str:
-    """The code's text within an answer."""
+    """Return the code's text within an answer."""
     if not in_json:
         return output
     try:
@@ -126,7 +128,7 @@ def answer_over_http(url: str, tasks: list[Task], callers: int, in_json: bool = 
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of JSON."""
+    """Yield the lines of a file of JSON."""
     for line in path.read_text("utf-8").splitlines():
         yield json.loads(line)
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What a JSON schema costs a model's answers: python scripts/measure_json.py MODEL [--peer-python PEER/bin/python]
+"""What a JSON schema costs a model's answers.
+
+    python scripts/measure_json.py MODEL [--peer-python PEER/bin/python]
 
 Forty questions with known answers (json_tasks.py), greedily, one after another: how many are right if the model may
 write white space between the parts of JSON (as it is), if it may not, and by llama.cpp with its own grammar of the same

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Record what some 200 commands and calls answer, and compare it later: play_commands.py record|play FILE [WORD ...]
+"""Record the answers of some 200 commands and calls, and compare them later.
+
+Usage: play_commands.py record|play FILE [WORD ...].
 
 Commands run within this process (exit code, standard output), Python calls tell token ids, a server tells its events.
 A rebuilding of how answers are made should change none of them. WORDs choose cases by their names.

@@ -75,7 +75,7 @@ class RealModel:
 
 
 def folder() -> Path:
-    """The folder of real models within the user's cache."""
+    """Return the folder of real models within the user's cache."""
     return cache_folder() / "real"
 
 
@@ -194,7 +194,7 @@ def say(line: str) -> None:
 
 
 def list_models(models: dict[str, RealModel]) -> Iterator[str]:
-    """A line of each: its name, size, whether it is there, licence and what it is."""
+    """Yield a line of each: its name, size, whether it is there, licence and what it is."""
     for model in models.values():
         place = str(model.path) if model.path.exists() else "not here"
         yield f"{model.name:15} {model.bytes / 1e6:7.1f} MB  {model.licence:18}  {model.about}: {place}"

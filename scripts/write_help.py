@@ -1,5 +1,6 @@
-"""Write docs/commands.md, what `localllm help` tells of every command at 80 columns, and docs/coming-from.md, what
-localllm/cli/compat.py knows. A test compares.
+"""Write docs/commands.md from `localllm help` at 80 columns, and docs/coming-from.md from localllm/cli/compat.py.
+
+A test compares.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ address of a page of the Hugging Face hub, `gemma3:4b` as in Ollama. Nothing is 
 
 
 def document() -> str:
-    """The whole of docs/commands.md."""
+    """Return the whole of docs/commands.md."""
     parts = [BEGINNING]
     for name in (None, *COMMANDS):
         context = context_of(name)
@@ -43,7 +44,7 @@ def document() -> str:
 
 
 def coming_from() -> str:
-    """The whole of docs/coming-from.md."""
+    """Return the whole of docs/coming-from.md."""
     valued = [*llama_names.SWITCHES.items(), *llama_names.VALUED.items()]
     parts = [
         COMING_BEGINNING,

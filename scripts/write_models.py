@@ -23,7 +23,7 @@ What `general.architecture` may say in a GGUF file, the small file that computes
 
 
 def table() -> str:
-    """The section, with its heading."""
+    """Return the section, with its heading."""
     checkpoints = defaultdict[str, list[str]](list)
     for name, family in [*FAMILIES.items(), ("NomicBertModel", NOMIC_MOE)]:
         checkpoints[family.arch].append(name.partition("For")[0])
@@ -37,13 +37,13 @@ def table() -> str:
 
 
 def described(module: str) -> str:
-    """The first paragraph of a family's docstring, in a line."""
+    """Return the first paragraph of a family's docstring, in a line."""
     tree = ast.parse((ROOT / "localllm" / "arch" / "families" / f"{module}.py").read_text(encoding="utf-8"))
     return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).replace("|", "\\|")
 
 
 def document() -> str:
-    """The whole page, with the table as it should be."""
+    """Return the whole page, with the table as it should be."""
     before, _, _ = FILE.read_text(encoding="utf-8").partition(BEGINNING.splitlines()[0])
     return before.rstrip("\n") + "\n\n" + table()
 

@@ -203,7 +203,7 @@ class Schemas:
 
 
 def checker(schema: Schema) -> jsonschema.FormatChecker:
-    """What a draft checks, and the formats for which jsonschema needs other packages."""
+    """Return a draft's checker, without the formats for which jsonschema needs other packages."""
     formats = jsonschema.FormatChecker()
     formats.checkers |= validator_for(schema, default=jsonschema.Draft202012Validator).FORMAT_CHECKER.checkers
     for name, is_right in CHECKS.items():
@@ -227,7 +227,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def problem(schema: Schema, text: str) -> str | None:
-    """What is wrong with an answer."""
+    """Return the problem of an answer, if any."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind(schema, format_checker=checker(schema)).validate(json.loads(text))

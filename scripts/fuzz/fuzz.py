@@ -1,5 +1,4 @@
-"""Wrong files for hours: python scripts/fuzz/fuzz.py [--count N] [--first SEED] [--folder FOLDER WITH SEEDS] [--kind
-KIND].
+"""Fuzz with damaged files, for hours: python scripts/fuzz/fuzz.py [--count N] [--first SEED] [--kind KIND].
 
 Each file is made from a seed, by changes that know what the file is made of, and goes through everything that a command
 does with it: see scripts/fuzz/fuzz_kinds.py. It happens in batches, in processes with limits on memory and time: what
@@ -45,7 +44,7 @@ NEWS = 10_000  # files between two lines that say how far it is
 
 
 def outcome(kind: Kind, path: Path, draw: random.Random) -> str:
-    """What becomes of a file: "accepted", "refused", or the exception that should not be."""
+    """Return the outcome of a file: "accepted", "refused", or the exception that should not be."""
     try:
         kind.read(path, draw)
     except LocalllmError as error:

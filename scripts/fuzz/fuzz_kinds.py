@@ -76,7 +76,7 @@ def value(draw: random.Random) -> object:
 
 
 def near(draw: random.Random, old: Any) -> object:
-    """A value of the same type, or any."""
+    """Return a value of the same type, or any."""
     if draw.random() < 0.3 or isinstance(old, list | np.ndarray):
         return value(draw)
     if isinstance(old, bool):
@@ -89,7 +89,7 @@ def near(draw: random.Random, old: Any) -> object:
 
 
 def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A valid file with some of its metadata and tensors changed."""
+    """Write a valid file with some of its metadata and tensors changed."""
     file = GGUFFile.open(draw.choice(seeds))
     keys: dict[str, Any] = {key: Packed(item.tobytes()) for key, item in file.packed.items()}
     tensors = dict(file.tensors)
@@ -120,7 +120,7 @@ def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A valid file with some items of its vocabulary changed."""
+    """Write a valid file with some items of its vocabulary changed."""
     file = GGUFFile.open(draw.choice([seed for seed in seeds if not seed.name.startswith("mmproj")]))
     keys: dict[str, Any] = {key: Packed(item.tobytes()) for key, item in file.packed.items()}
     names = [key for key in keys if key.startswith("tokenizer.ggml.")]
@@ -135,7 +135,7 @@ def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def changed_items(draw: random.Random, old: Any) -> object:
-    """An array with a few of its items changed, or of another length; another value for what is none."""
+    """Return an array with a few of its items changed, or of another length; another value for what is none."""
     if not isinstance(old, list | np.ndarray) or not len(old):
         return near(draw, old)
     items = list(old) if isinstance(old, list) else old.copy()
@@ -201,7 +201,10 @@ def places(seed: Path) -> list[tuple[int, int]]:
 
 
 def field(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """Counts, lengths, types, dimensions, offsets and numbers of a valid header, one to three of them changed."""
+    """Write a valid file with one to three numbers of its header changed.
+
+    Counts, lengths, types, dimensions, offsets.
+    """
     seed = draw.choice(seeds)
     data = bytearray(seed.read_bytes())
     for _ in range(draw.choice([1, 1, 2, 3])):
@@ -213,7 +216,7 @@ def field(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def weights(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A valid header over tensors' data in which anything may stand."""
+    """Write a valid header over random tensor data."""
     seed = draw.choice(seeds)
     data = bytearray(seed.read_bytes())
     start = places(seed)[-1][0] + 64
@@ -232,7 +235,7 @@ def weights(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def read_model(path: Path, draw: random.Random) -> None:
-    """What every command does, and of some files what `run` and `inspect --check` do, between guard pages."""
+    """Open a file as every command does, and some as `run` and `inspect --check` do, between guard pages."""
     file = GGUFFile.open(path)
     if draw.random() < 0.2:
         for key in file.metadata:
@@ -260,7 +263,7 @@ def read_weights(path: Path, draw: random.Random) -> None:
 
 
 def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
-    """A few tokens by kernels or the reference, or an image by a projector, buffers with guard pages behind."""
+    """Compute a few tokens by kernels or the reference, or encode an image, in buffers followed by guard pages."""
     import guarded  # of the tests
 
     found = check_validity(file)
@@ -320,7 +323,7 @@ METHODS = ["split()", "join(['a'] * 999)", "format(1, 2, a=3)", "replace('', 'aa
 
 
 def expression(draw: random.Random, depth: int) -> str:
-    """A Jinja expression."""
+    """Return a Jinja expression."""
     if depth <= 0:
         return draw.choice(ATOMS)
     inner = expression(draw, depth - 1)
@@ -341,7 +344,7 @@ def expression(draw: random.Random, depth: int) -> str:
 
 
 def statement(draw: random.Random, depth: int) -> str:
-    """Some of a Jinja template."""
+    """Return some of a Jinja template."""
     if depth <= 0:
         return "{{ " + expression(draw, 3) + " }}"
     inner = "".join(statement(draw, depth - 1) for _ in range(draw.randint(1, 2)))
@@ -388,7 +391,7 @@ def render(source: str) -> None:
 
 
 def bytes_changed(draw: random.Random, valid: bytes) -> bytes:
-    """A few of them, or a piece gone, doubled, or nothing behind."""
+    """Change a few bytes, or remove or double a range, or truncate."""
     data = bytearray(valid)
     for _ in range(draw.randint(1, 3)):
         place = draw.randrange(max(1, len(data)))
@@ -409,7 +412,7 @@ def bytes_changed(draw: random.Random, valid: bytes) -> bytes:
 
 
 def anything(draw: random.Random, depth: int = 3) -> Any:
-    """A value of JSON."""
+    """Return a value of JSON."""
     match draw.randrange(8 if depth else 5):
         case 0:
             return draw.choice([*NUMBERS, *FLOATS[:6], 10**400])
@@ -426,7 +429,7 @@ def anything(draw: random.Random, depth: int = 3) -> Any:
 
 
 def session(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A conversation with a line or some bytes changed."""
+    """Write a session with a line or some bytes changed."""
     lines = [sessions.SavedChat().lines().strip(), *(json.dumps(line).encode() for line in MESSAGES)]
     if draw.random() < 0.5:
         lines[draw.randrange(len(lines))] = json.dumps(anything(draw)).encode()
@@ -454,7 +457,7 @@ def read_records_of(path: Path, draw: random.Random) -> None:
 
 
 def config(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """Settings."""
+    """Write a config.toml."""
     lines = ["cache_gb = 2", "[aliases]", 'small = "a.gguf"', "[defaults]", "threads = 4", "[command.run]", "temp = 1"]
     lines += [f"x = {json.dumps(anything(draw))}", "[model]", "[model.x]", "[[command]]"]
     path.write_bytes(bytes_changed(draw, "\n".join(draw.sample(lines, draw.randrange(1, 9))).encode()))
@@ -465,7 +468,7 @@ def read_config(path: Path, draw: random.Random) -> None:
 
 
 def imatrix(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """An importance matrix in either layout, with a number, a name or some bytes changed."""
+    """Write an importance matrix in either layout, with a number, a name or some bytes changed."""
     if draw.random() < 0.5:
         name = draw.choice([b"a.weight", b"", b"\xff", b"x" * 999])
         values = np.array([draw.choice([*FLOATS, 1.0]) for _ in range(draw.randrange(1, 9))], "<f4").tobytes()
@@ -489,7 +492,7 @@ def read_imatrix_of(path: Path, draw: random.Random) -> None:
 
 
 def logits(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A file of logits with its counts or some bytes changed."""
+    """Write a file of logits with its counts or some bytes changed."""
     size, vocab, count = (draw.choice([right, right, *NUMBERS]) for right in (8, 5, 2))
     body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * row_width(5) * 2)
     data = MAGIC + struct.pack("<3I", *(number % (1 << 32) for number in (size, vocab, count))) + body
@@ -506,14 +509,14 @@ KEY = "0123456789abcdef" * 2
 
 @cache
 def kept_prompt() -> bytes:
-    """A valid file of the cache of prompts."""
+    """Return a valid file of the cache of prompts."""
     parts = {"k": np.arange(64, dtype=np.uint8), "v": np.arange(99, dtype=np.uint8)}
     prefix_files.write_prefix(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
     return (prefix_files.folder() / KEY).read_bytes()
 
 
 def prompt(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """A file of the cache of prompts, in its place; some with right checksums over a wrong header."""
+    """Write a file of the prefix cache, in its place; some with right checksums over a wrong header."""
     valid = kept_prompt()
     if draw.random() < 0.5:
         parts = [["k", draw.choice([64, *NUMBERS]), 0], anything(draw)][: draw.randint(1, 2)]
@@ -540,7 +543,7 @@ def read_prompt(path: Path, draw: random.Random) -> None:
 
 
 def machine_code(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """An object file that was changed, or is another kernel's."""
+    """Write a changed object file, or another kernel's."""
     folder = path.parent / "objects"
     write_checksummed(folder / "a" / "one.o", b"code" * 50)
     data = (folder / "a" / "one.o").read_bytes()

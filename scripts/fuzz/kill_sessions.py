@@ -1,4 +1,6 @@
-"""Kill processes that write sessions, and see that nothing is lost: python scripts/fuzz/kill_sessions.py [200]
+"""Kill processes that write sessions, and see that nothing is lost.
+
+    python scripts/fuzz/kill_sessions.py [200]
 
 Each process says how many turns it has written, and goes on until it is killed. What is in the file then must be those
 turns, to the byte, and at most one more. Part of the turns replaces the file, as /undo does. Exits with 1 at a loss.
@@ -27,7 +29,7 @@ def turns(count: int) -> list[dict[str, str]]:
 
 
 def write(name: str, first: int) -> None:
-    """Turns from `first` on, each told on stdout when it is written; every fifth replaces another one."""
+    """Write turns from `first` on and report each on stdout once written; every fifth replaces another one."""
     with SessionFile(name) as file:
         for number in range(first, sys.maxsize):
             if number % 5 == 4:

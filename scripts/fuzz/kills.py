@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Kills localllm while it writes, again and again: python scripts/fuzz/kills.py quantize|calibrate|cache [--times N]
+"""Kills localllm while it writes, again and again.
+
+    python scripts/fuzz/kills.py quantize|calibrate|cache [--times N]
 
 Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
 moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
@@ -60,7 +62,7 @@ class Forked(Started):
         self._child = forked(arguments, out)
 
     def until_writing(self, folder: Path, before: set[str]) -> None:
-        """It has started when it is forked."""
+        """Return at once: a forked process has started."""
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
@@ -71,12 +73,12 @@ class Forked(Started):
 
 
 def start(*arguments: object, out: Path | None = None) -> Started:
-    """A process that runs a command, with its answer in a file."""
+    """Return a process that runs a command, with its answer in a file."""
     return (Forked if hasattr(os, "fork") else Started)(arguments, out)
 
 
 def forked(arguments: tuple[object, ...], out: Path | None) -> int:
-    """The number of such a process."""
+    """Return the number of such a process."""
     if child := os.fork():
         return child
     null = os.open(os.devnull, os.O_RDWR)
@@ -116,7 +118,7 @@ def killed(wait: float, *arguments: object) -> bool:
 
 
 def writing(folder: Path, *arguments: object) -> Started:
-    """A process that writes to a folder, or is about to."""
+    """Return a process that writes to a folder, or is about to."""
     before = set(os.listdir(folder))
     child = start(*arguments)
     child.until_writing(folder, before)
@@ -143,7 +145,7 @@ def kill_quantize(folder: Path, times: int) -> int:
 
 
 def kill_calibrate(folder: Path, times: int) -> int:
-    """The same while a model is calibrated: what was encoded is still there, and later processes go on behind it."""
+    """Kill calibrations: encoded tensors survive, and later processes resume after them."""
     model, text, out = write_tiny_model(folder / "m.gguf", context=128), folder / "text.txt", folder / "out" / "x.gguf"
     text.write_text("hello world, " * 60 + "".join(chr(97 + n * n % 26) for n in range(700)))
     out.parent.mkdir()
@@ -171,7 +173,7 @@ def kill_calibrate(folder: Path, times: int) -> int:
 
 
 def whole_records(path: Path) -> bytes:
-    """What a file of records has but for an unfinished one."""
+    """Return a file's records without an unfinished one."""
     data = path.read_bytes() if path.exists() else b""
     end = following = len(MAGIC) + DIGEST
     while following <= len(data):
@@ -183,7 +185,7 @@ def whole_records(path: Path) -> bytes:
 
 
 def kill_cache(folder: Path, times: int) -> int:
-    """The same for files of prompts, which are written behind the answer."""
+    """Kill processes that write prefix files, which happens after the answer."""
     os.environ["LOCALLLM_PREFIX_GB"] = "1"
     model, said, kept = (
         write_tiny_model(folder / "m.gguf", context=2000),

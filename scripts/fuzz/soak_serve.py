@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Callers that connect, break off, send garbage and repeat: python scripts/fuzz/soak_serve.py MODEL --seconds 3600
+"""Callers that connect, break off, send garbage and repeat.
+
+    python scripts/fuzz/soak_serve.py MODEL --seconds 3600
 
 Tells how many requests there were, whether every answer was that of the same seed alone, and what the server's memory
 was in the middle, when caches are full, and in the end. Exits with 1 if an answer was wrong or something still runs.
@@ -19,7 +21,7 @@ WORDS = "What is a file format for language models and how do I stop an answer t
 
 
 def request_of(seed: int, stream: bool) -> bytes:
-    """Always the same for a seed."""
+    """Return the request of a seed."""
     random_words = random.Random(seed)
     text = " ".join(random_words.choice(WORDS.split()) for _ in range(random_words.randint(3, 80)))
     asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": seed, "stream": stream}
@@ -29,7 +31,7 @@ def request_of(seed: int, stream: bool) -> bytes:
 
 
 async def talk(data: bytes, read: int | None = None) -> bytes:
-    """What comes back; read: leave after so many bytes."""
+    """Send a request and return the response; read: disconnect after this many bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
     writer.write(data)
     try:

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What several prompts at once cost llama.cpp: PEER/bin/python scripts/measure/batch_llama_cpp.py MODEL
+"""What several prompts at once cost llama.cpp.
+
+    PEER/bin/python scripts/measure/batch_llama_cpp.py MODEL
 
 As llama-batched-bench does it: all prompts are read, 512 tokens at a time, then every step takes all of them one token
 further, greedily. For the Python of an environment with llama-cpp-python; the same work as

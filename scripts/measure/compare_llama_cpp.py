@@ -106,7 +106,7 @@ Figures = dict[str, float]
 
 
 def speeds(python: str, program: str, model: str, settings: dict[str, Any]) -> Figures:
-    """What MEASURE finds in a fresh process."""
+    """Measure in a fresh process."""
     command = [python, "-c", IDS + program + MEASURE, model, json.dumps(settings)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
@@ -124,7 +124,7 @@ def whole_process(command: list[str]) -> tuple[float, float]:
 
 
 def our_run(model: str, threads: int, tokens: int, context: int) -> list[str]:
-    """The command that answers once; context 0: the default."""
+    """Return the command that answers once; context 0: the default."""
     command = [sys.executable, "-m", "localllm", "run", model, "--raw", "-p", PROMPT, "-n", str(tokens), "--temp", "0"]
     return [*command, "-t", str(threads), "-c", str(context)]
 
@@ -169,7 +169,7 @@ def one_round(options: argparse.Namespace, model: str) -> tuple[Figures, Figures
 
 
 def rows(options: argparse.Namespace, model: str) -> list[list[str]]:
-    """The table's lines for a model: medians."""
+    """Return the table's lines for a model: medians."""
     for _, our_command, their_command in runs(options, model):  # so that all files are in memory
         whole_process(our_command)
         whole_process(their_command)

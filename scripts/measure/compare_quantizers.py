@@ -57,7 +57,7 @@ for file in sorted(folder.glob("*.weights.npy")):
 
 
 def real_weights(path: str) -> np.ndarray:
-    """Some rows of every ffn_down, float32 [rows, columns]."""
+    """Return some rows of every ffn_down, float32 [rows, columns]."""
     tensors = [tensor for name, tensor in GGUFFile.open(path).tensors.items() if name.endswith("ffn_down.weight")]
     if not tensors or any(tensor.format.name != "F32" for tensor in tensors):
         sys.exit(f"{path} has no ffn_down in F32")
@@ -79,7 +79,7 @@ def error(name: str, blocks: np.ndarray, weights: np.ndarray, importance: np.nda
 
 
 def ours(name: str, weights: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, float]:
-    """The blocks, and the seconds of the fastest run."""
+    """Return the blocks, and the seconds of the fastest run."""
     encode(name, weights[:1], importance)
     least = float("inf")
     for _ in range(TIMES):
@@ -94,7 +94,7 @@ def ratio(ours: float, theirs: float) -> str:
 
 
 def compare(name: str, folder: Path, peer_python: str) -> str:
-    """The table's row of a format."""
+    """Return the table's row of a format."""
     format = BY_NAME[name]
     arguments = [name, str(format.id), str(format.bytes / format.block), str(folder)]
     subprocess.run([peer_python, "-c", THEIRS, *arguments], check=True)

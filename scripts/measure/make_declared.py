@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def made(name: str, quantization: str) -> Model:
-    """The model."""
+    """Return the model."""
     declaration, random = DECLARATIONS[name], np.random.default_rng(0)
     own = {**SMALL, **SHAPES[name]}
     d = dims_of(declaration, **own)
@@ -64,7 +64,7 @@ def made(name: str, quantization: str) -> Model:
 
 
 def fitting(tensor: str, shape: tuple[int, ...], quantization: str) -> Format | None:
-    """The format of a matrix; None for plain numbers."""
+    """Return the format of a matrix; None for plain numbers."""
     if len(shape) < 2 or any(part in tensor for part in (*PLAIN, "lerp", "time_mix_w", "time_mix_a", "time_mix_v1")):
         return None
     wanted = format_of(tensor, quantization)

@@ -32,7 +32,7 @@ def successors(random: np.random.Generator, vocabulary: int) -> np.ndarray:
 
 
 def disagreeing(following: np.ndarray, agreement: float, random: np.random.Generator) -> np.ndarray:
-    """The same, but a share of 1 - agreement of the tokens have their successors exchanged."""
+    """Return the same, but a share of 1 - agreement of the tokens have their successors exchanged."""
     wrong = random.permutation(len(following))[: round((1 - agreement) * len(following))]
     changed = following.copy()
     changed[wrong] = np.roll(following[wrong], 1)
@@ -40,7 +40,7 @@ def disagreeing(following: np.ndarray, agreement: float, random: np.random.Gener
 
 
 def weights_of(following: np.ndarray, width: int, seed: int) -> Weights:
-    """The weights of a model in which tokens have these successors."""
+    """Return the weights of a model in which tokens have these successors."""
     signs = np.random.default_rng(seed).integers(0, 2, (len(following), width), np.int8) * 2 - 1
     rows = np.empty_like(signs)
     rows[following] = signs

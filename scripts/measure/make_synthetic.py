@@ -62,7 +62,7 @@ def more_bits(layer: int, layers: int) -> bool:
 
 
 def mixed(mix: str, tensor: str, layer: int, shape: Shape | RecurrentShape) -> str:
-    """The format of `tensor` (the last part of its name without .weight) in llama-quantize's `mix`."""
+    """Return the format of `tensor` (the last part of its name without .weight) in llama-quantize's `mix`."""
     if tensor == "output" or (tensor == "token_embd" and shape.tied):
         return "Q6_K"
     base = mix.removesuffix("_M")
@@ -82,7 +82,7 @@ NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_
 
 
 def format_of(name: str, columns: int, wanted: str, shape: Shape | RecurrentShape) -> Format:
-    """The format of tensor `name`; a row that is no multiple of the block gets llama-quantize's substitute."""
+    """Return the format of tensor `name`; a row that is no multiple of the block gets llama-quantize's substitute."""
     if name.endswith(ALWAYS_F32) or not name.endswith(".weight") or "norm" in name:
         return BY_NAME["F32"]
     parts = name.split(".")
@@ -235,7 +235,7 @@ def add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape | RecurrentShape, 
 
 
 def random_weights(plan: Plan, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """A tensor's data, in pieces."""
+    """Yield a tensor's data, in pieces."""
     if plan.name.endswith("ssm_a"):
         yield (-random.uniform(0.01, 0.5, plan.size // 4)).astype(np.float32)
     elif plan.rows:
@@ -252,7 +252,7 @@ def write_model(
     name: str = "synthetic",
     weights: Weights = random_weights,
 ) -> None:
-    """Writes the model to `path`, by way of a temporary file beside it, in the format or mix `wanted`."""
+    """Write the model to `path`, by way of a temporary file beside it, in the format or mix `wanted`."""
     random = np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     plans = planned(shape, wanted)
@@ -287,7 +287,7 @@ def write_weights(
 
 
 def count(text: str) -> int:
-    """A number, in which k stands for 1024."""
+    """Return a number, in which k stands for 1024."""
     return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
 
 

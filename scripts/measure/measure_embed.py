@@ -99,7 +99,7 @@ class Measured:
         self.peaks.setdefault(name, []).append(peak)
 
     def row(self, model: str, name: str, ours: str) -> list[str]:
-        """A line of the table: seconds, sentences a second, how many times as long as ours of the same round, MB."""
+        """Return a line of the table: seconds, sentences/s, time relative to ours of the same round, MB."""
         taken = self.seconds[name]
         ratios = [mine / theirs for mine, theirs in zip(taken, self.seconds[ours], strict=True)]
         speed, ratio = f"{SENTENCES / median(taken):.0f}", f"{median(ratios):.2f}"
@@ -137,7 +137,7 @@ def localllm(*words: object) -> list[str]:
 
 
 def best_batch(python: str, model: str, given: Path, out: Path, threads: int) -> tuple[int, int]:
-    """The fastest of BATCHES."""
+    """Return the fastest of BATCHES."""
     taken = {
         batch: whole_process([python, "-c", LLAMA_CPP, model, str(given), str(out), *map(str, (*batch, threads))])[0]
         for batch in BATCHES
@@ -172,7 +172,7 @@ def compared(options: argparse.Namespace, model: str, folder: Path) -> tuple[lis
 
 
 def starts(options: argparse.Namespace, model: str, folder: Path) -> list[str]:
-    """The first vector, and a query over a folder."""
+    """Return the first vector, and a query over a folder."""
     line, notes = folder / "line.txt", folder / "notes"
     line.write_text("When can I retire?\n")
     notes.mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ def starts(options: argparse.Namespace, model: str, folder: Path) -> list[str]:
 
 
 def show(header: list[str], rows: list[list[str]]) -> None:
-    """A Markdown table."""
+    """Print a Markdown table."""
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(row) + " |")
     print(flush=True)

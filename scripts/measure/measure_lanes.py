@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Matrix products in each lane of this CPU, by format: python scripts/measure/measure_lanes.py [FORMAT...]
+"""Matrix products in each lane of this CPU, by format.
+
+    python scripts/measure/measure_lanes.py [FORMAT...]
 
 For 9 to 512 tokens: milliseconds, billions of operations per second and the error (normalized, mean square) of one
 product with what its activations need first, as a tape runs it. Lanes: the kernels for any CPU, with activations in 16
@@ -62,7 +64,7 @@ class Product:
         self.y = self._y[:, :rows]
 
     def seconds(self, tokens: int, precise: bool, rounds: int) -> float:
-        """The median."""
+        """Return the median."""
         header, taken = self.header, []
         header.numbers[:] = tokens, 0, 1, BATCH if precise else 1, 0, 0
         header.few_counts[:] = 0
@@ -75,7 +77,7 @@ class Product:
 
 
 def rows_of(buffer: Any, rows: int) -> np.ndarray:
-    """A buffer of a finished tape, float32 [rows, stride]."""
+    """Return a buffer of a finished tape, float32 [rows, stride]."""
     numbers = (ctypes.c_float * (rows * buffer.stride // 4)).from_address(buffer.address)
     return np.frombuffer(numbers, np.float32).reshape(rows, -1)
 

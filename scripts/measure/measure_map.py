@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What many prompts cost at once: python scripts/measure/measure_map.py MODEL
+"""What many prompts cost at once.
+
+    python scripts/measure/measure_map.py MODEL
 
 Prompts of random tokens, answered one after another (a part of them) and by continuous batching, greedily: seconds for
 each, how often that is the faster, the longest time between two tokens of an answer while others are read, and how many

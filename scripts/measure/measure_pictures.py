@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""How long a vision encoder takes for a picture, and how much memory, here and in llama.cpp: SigLIP-400M's shape,
-random weights.
+"""Measure time and memory of a vision encoder, here and in llama.cpp (SigLIP-400M's shape, random weights).
 
     python scripts/measure/measure_pictures.py --peer-python PEER/bin/python [--format F16] [--side 512] [--rounds 3]
 
@@ -52,7 +51,7 @@ def main() -> None:
 
 
 def write_all(folder: Path, path: Path, options: argparse.Namespace) -> None:
-    """A projector, a model that goes with it, and a picture."""
+    """Write a projector, a model that fits it, and a picture."""
     side = options.side
     metadata = {"vision.projector.scale_factor": 4, "vision.preproc_image_size": side}
     write_projector(projector("idefics3", metadata=metadata, **SIGLIP, side=side), path, options.format)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What several sequences cost: python scripts/measure/measure_sequences.py MODEL
+"""What several sequences cost.
+
+    python scripts/measure/measure_sequences.py MODEL
 
 A step of 1 to 16 sequences of one token each, in milliseconds and by what one alone takes, with activations in 16 bits
 and in 8; and a fork of a long sequence. Medians; the counts take turns, so that the machine's moods meet all of them.

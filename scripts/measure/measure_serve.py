@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What the server costs beside `map`: python scripts/measure/measure_serve.py MODEL
+"""What the server costs beside `map`.
+
+    python scripts/measure/measure_serve.py MODEL
 
 The same prompts of random tokens, answered greedily by Model.map and by callers of `localllm serve` in a process of its
 own: tokens a second of each, the time between two tokens of a stream, the first token of somebody who comes while the
@@ -71,7 +73,7 @@ def by_map(path: str, prompts: list[list[int]], tokens: int, threads: int, conte
 
 
 def by_server(arguments: argparse.Namespace, prompts: list[list[int]], context: int) -> None:
-    """The same asked by HTTP; tells what was measured."""
+    """Send the prompts by HTTP, and print the measurements."""
     command = [sys.executable, "-m", "localllm", "serve", arguments.model, "--port", str(PORT), "-c", str(context)]
     command += ["-t", str(arguments.threads), "--no-cache"]
     root = Path(__file__).resolve().parents[2]

@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""What speculation brings: python scripts/measure/measure_speculation.py MODEL [--draft DRAFT]
+"""What speculation brings.
+
+    python scripts/measure/measure_speculation.py MODEL [--draft DRAFT]
 
 Tokens per second of answers with guesses by those without, which take turns, so that the machine's moods meet both; of
 each the best round. Without --draft: guesses from the text, for prompts whose answers repeat much of them, and others;
@@ -79,7 +81,7 @@ EARLIER = {  # what was asked yesterday, and is asked today
 
 
 def answer(model: api.Model, prompt: str | list[int], tokens: int, speculate: Any) -> Generation:
-    """A greedy one, finished."""
+    """Return a greedy one, finished."""
     if isinstance(prompt, str):
         generation = model.chat([{"role": "user", "content": prompt}], tokens, speculate=speculate, temperature=0)
     else:
@@ -97,7 +99,7 @@ def in_turn(
     rounds: int,
     before: Callable[[], object] = lambda: None,
 ) -> list[Generation]:
-    """The fastest answers without and with guesses; before: called before each."""
+    """Return the fastest answers without and with guesses; before: called before each."""
     best: list[Generation] = []
     for number in range(rounds):
         for place, speculate in enumerate(("off", how)):

@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""What guesses from texts could bring: python scripts/measure/simulate_speculation.py MODEL [--tokens 256]
+"""What guesses from texts could bring.
+
+    python scripts/measure/simulate_speculation.py MODEL [--tokens 256]
 
 The model answers the prompts of measure_speculation.py once, greedily and without guesses. Then steps are simulated, in
 which one token costs 1 and each further one so much more, on which the machine has no influence:
@@ -34,8 +36,10 @@ WAYS = 4
 
 
 class Answer(NamedTuple):
-    """Attributes:
-    kind: of prompt.  text: tokens before the answer, and its first one.  rest: its others.  before: of yesterday.
+    """A recorded answer.
+
+    Attributes:
+        kind: of prompt.  text: tokens before the answer, and its first one.  rest: its others.  before: of yesterday.
     """
 
     kind: str
@@ -51,7 +55,7 @@ class Answer(NamedTuple):
 
 
 def recorded(path: str, tokens: int) -> list[Answer]:
-    """What the model says."""
+    """Record the model's answers."""
     found = []
     with api.open_model(path, 2, 4096, cache=False) as model:
         for kind, prompt in PROMPTS.items():
@@ -73,7 +77,7 @@ def right(guesses: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def now(said: Answer, each: float) -> float:
-    """The time that the answer takes."""
+    """Return the time that the answer takes."""
     costs = StepCostModel()
     for count in range(1, MOST + 2):
         costs.took(count, 1 + each * (count - 1))

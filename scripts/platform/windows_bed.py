@@ -1,5 +1,4 @@
-"""A Windows that Debian's wine makes, with Python and localllm's wheel: made once, for
-scripts/platform/test_windows.py.
+"""A Windows environment in Debian's wine, with Python and localllm's wheel, for test_windows.py.
 
 What is made stays in $WINDOWS_ROOT (/var/tmp/localllm-windows), for the next time.
 """
@@ -51,7 +50,7 @@ def say(line: str) -> None:
 
 
 def made_from() -> bytes:
-    """What is in it: another one is made when that changes."""
+    """Return the versions of its contents: when they change, it is made again."""
     return "\n".join((EMBEDDED, LAUNCHER, BCRYPTPRIMITIVES, PATHS, CUSTOM, *PINNED, *needed(), *BESIDES)).encode()
 
 
@@ -102,7 +101,7 @@ def make_prefix() -> None:
 
 
 def fetch_wheels() -> None:
-    """What localllm needs, and the tests."""
+    """Download the wheels that localllm and its tests need."""
     say("Fetching the wheels ...")
     windows = ("--platform", "win_amd64", "--python-version", "3.13", "--only-binary", ":all:")
     pip("download", *windows, "--dest", BED / "wheels", *PINNED, *needed(), *BESIDES)
@@ -111,7 +110,7 @@ def fetch_wheels() -> None:
 
 
 def install() -> None:
-    """This localllm, as a wheel, in the place of the one before. Raises CalledProcessError."""
+    """Install this localllm as a wheel, in place of the one before. Raises CalledProcessError."""
     for path in SITE.glob("localllm*"):
         shutil.rmtree(path)
     wheels = BED / "localllm"
@@ -125,7 +124,7 @@ def pip(*words: object) -> None:
 
 
 def quietly(*words: object, env: dict[str, str] | None = None) -> None:
-    """Raises CalledProcessError, with what the command said on stderr."""
+    """Run a command. Raises CalledProcessError with its stderr."""
     done = subprocess.run(list(map(str, words)), env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         say(done.stdout + done.stderr)
@@ -148,7 +147,7 @@ def words_there(*words: object) -> list[str]:
 
 
 def named(path: Path) -> str:
-    """What Windows' programs call a file."""
+    """Return a file's Windows path."""
     return "Z:" + str(path).replace("/", "\\")
 
 

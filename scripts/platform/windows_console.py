@@ -28,7 +28,7 @@ LONGEST = 900  # tokens of an answer that Ctrl-C ends before
 
 
 def compare_console(guide: Path, work: Path) -> None:
-    """A conversation. Raises SystemExit, AssertionError if the program does not answer."""
+    """Compare a conversation. Raises SystemExit, AssertionError if the program does not answer."""
     said = []
     for program, more, path in ((words_there("-m", "localllm"), environment(), named), (PROGRAM, {}, str)):
         state = work / "state"
@@ -47,7 +47,7 @@ def compare_console(guide: Path, work: Path) -> None:
 
 
 def left(chat: Terminal) -> int:
-    """The exit code behind /exit."""
+    """Return the exit code behind /exit."""
     chat.type("/exit" + ENTER)
     return chat.end()
 

@@ -1,4 +1,6 @@
-"""A new user's first five minutes: python scripts/record/first_five_minutes.py MODEL.gguf [COLUMNS]
+"""A new user's first five minutes.
+
+    python scripts/record/first_five_minutes.py MODEL.gguf [COLUMNS]
 
 The output is docs/first-five-minutes.md.
 
@@ -39,7 +41,7 @@ class User:
         print("\n".join(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n")), flush=True)
 
     def install(self) -> None:
-        """Into an environment of its own; the time is part of the picture."""
+        """Install into a new environment, and show the time that it takes."""
         started = time.monotonic()
         subprocess.run([sys.executable, "-m", "venv", f"{self._home}/venv"], check=True)
         quiet = ["--quiet", "--disable-pip-version-check"]
@@ -48,7 +50,7 @@ class User:
         self.show(f"({time.monotonic() - started:.0f} s)")
 
     def run(self, *arguments: str, most: int = 12, code: int = 0) -> None:
-        """A command, the beginning of what it shows, and the exit code that it should have."""
+        """Run a command, show the beginning of its output, and check its exit code."""
         screen = self._terminal(*arguments)
         found = screen.end()
         lines = drawn(screen.seen).rstrip("\n").split("\n")
@@ -58,7 +60,7 @@ class User:
             sys.exit(f"localllm {shlex.join(arguments)}: exit code {found}")
 
     def chat(self, *arguments: str, lines: list[str]) -> None:
-        """A conversation."""
+        """Show a conversation."""
         chat = self._terminal("chat", *arguments)
         beginning = drawn(chat.prompt()).rsplit(">", 1)[0]
         self.show(f"$ localllm chat {shlex.join(arguments)}\n{beginning.rstrip()}")

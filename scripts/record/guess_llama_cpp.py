@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What llama.cpp's layer that guesses says of a text; run by scripts/record/record_guesses.py with a Python that has
-llama-cpp-python.
+"""Record the output of llama.cpp's MTP layers for a text.
+
+Run by scripts/record/record_guesses.py with a Python that has llama-cpp-python.
 
 Reads a job per line of stdin, as JSON: {"model": path, "head": path or null, "tokens": [...], "out": path}. Writes an
 .npz with `rows` [tokens, vocab], the logits behind each token of the model's layer, or of the head (EAGLE-3) that a
@@ -71,7 +72,7 @@ def read(context, tokens: list[int], before: np.ndarray | None = None) -> None:
 
 
 def encode(context, rows: np.ndarray) -> None:
-    """What a head makes of what goes into the model's layers: float32 [tokens, columns]."""
+    """Return a head's encoding of the inputs of the model's layers: float32 [tokens, columns]."""
     batch = new_batch(context)
     for place, row in enumerate(rows):
         add_row(batch, 0, Embedding(row.ctypes.data, 1, len(row)))
@@ -86,7 +87,7 @@ def require(code: int) -> None:
 
 
 def rows_at(place, *shape: int) -> np.ndarray:
-    """A copy of floats there."""
+    """Return a copy of floats there."""
     return np.ctypeslib.as_array(ctypes.cast(place, ctypes.POINTER(ctypes.c_float)), shape).copy()
 
 
@@ -97,7 +98,7 @@ def load(path: str):
 
 
 def by_layer(model, tokens: list[int]):
-    """The context of the model's own layer, and what it goes on with."""
+    """Return the context of the model's own layer, and what it goes on with."""
     whole, layer = opened(model, 0), opened(model, OF_GUESSES)
     for context in (whole, layer):
         reveal(context, True, False)
@@ -106,7 +107,7 @@ def by_layer(model, tokens: list[int]):
 
 
 def by_head(model, path: str, tokens: list[int]):
-    """The same of a head in another file."""
+    """Return the same of a head in another file."""
     whole, other = opened(model, 0), load(path)
     layers = layers_of(other)[:3]
     for layer in layers:

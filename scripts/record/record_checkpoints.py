@@ -747,7 +747,10 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """What models compute in float32 whatever their type is: it is off by up to 3e-5 (the delta rule of Qwen 3.5)."""
+    """Compute in float64 what models compute in float32 in any type.
+
+    It is off by up to 3e-5 (the delta rule of Qwen 3.5).
+    """
     import torch
 
     single, cast = torch.float32, torch.Tensor.float

@@ -69,7 +69,7 @@ def recorded(name: str, model: Mapping[str, Any]) -> dict[str, list[tuple[Any, A
 def compared(
     what: str, folder: Path, config: Mapping[str, Any], theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> dict[str, Any] | str | None:
-    """What comes of a change, None if it is not to be recorded; theirs, ours: metadata without it."""
+    """Return the result of a change, None if it should not be recorded; theirs, ours: metadata without it."""
     found, other = read(config), converted(folder, config)
     if isinstance(found, str):
         return found
@@ -141,7 +141,7 @@ def changed(value: Any) -> Any:
 
 
 def converted(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The hyperparameters that llama.cpp's converter makes of a config.json; None if it fails."""
+    """Return the hyperparameters that llama.cpp's converter makes of a config.json; None if it fails."""
     write_json(folder / "config.json", config)
     kind = (config.get("text_config", {}).get("architectures") or config["architectures"])[0]
     own = {"hparams": copy.deepcopy(config)} if kind in AS_IT_IS else {}

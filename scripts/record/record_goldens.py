@@ -75,7 +75,7 @@ def record(name: str, folder: Path, peer: str) -> bool:
 
 
 def record_rows(name: str, folder: Path, peer: str) -> bool:
-    """The same of an encoder: its rows of a few texts."""
+    """Return the same of an encoder: its rows of a few texts."""
     made = model(name)
     rows = rows_of(exact(made), texts(name, made), folder, peer)
     if rows is None:
@@ -107,7 +107,7 @@ def logits(
 
 
 def computed(job: dict, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
-    """What llama.cpp answers to a job of scripts/record/run_llama_cpp.py."""
+    """Run a job of scripts/record/run_llama_cpp.py."""
     job["out"] = str(folder / "logits.npz")
     done = subprocess.run([peer, str(ROOT / "scripts/record/run_llama_cpp.py")], input=json.dumps(job), text=True)
     if done.returncode:
@@ -117,7 +117,7 @@ def computed(job: dict, folder: Path, peer: str) -> dict[str, np.ndarray] | None
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
-    """Normalized mean square error."""
+    """Return the normalized mean square error."""
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 

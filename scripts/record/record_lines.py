@@ -36,7 +36,7 @@ def digest(numbers: np.ndarray) -> str:
 
 
 def order(size: tuple[int, int]) -> list[int]:
-    """The numbers of the rows; size: columns and rows."""
+    """Return the numbers of the rows; size: columns and rows."""
     columns, rows = size
     count = image_size_to_num_patches((rows, columns), CUTS, SIDE)
     features = torch.arange(count * PER_SIDE**2, dtype=torch.float64).reshape(count, PER_SIDE**2, 1)

@@ -84,7 +84,7 @@ def dry(vocab, options: dict):
 
 
 def run(vocab, options: dict, before: list[int], rows: int, minus_infinity: bool) -> dict:
-    """A case: the options, and what came out, row by row."""
+    """Return a case: the options, and what came out, row by row."""
     chain, steps = samplers(vocab, options), []
     for token in before:
         for sampler in chain:

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def in_mtmd(name: str, folder: Path) -> dict:
-    """The job of scripts/record/run_mtmd.py: a prompt with two images."""
+    """Return the job of scripts/record/run_mtmd.py: a prompt with two images."""
     folder.mkdir()
     write(seeing(name), folder / "model.gguf")
     write_projector(projector(name), folder / "mmproj.gguf")
@@ -83,7 +83,7 @@ def in_mtmd(name: str, folder: Path) -> dict:
 
 
 def in_transformers(name: str, folder: Path) -> dict:
-    """The job of scripts/record/run_transformers_vision.py: the same pictures, as the family has prepared them."""
+    """Return the job of run_transformers_vision.py: the same pictures, as the family prepared them."""
     reader = VisionEncoder(GGUFFile.open(folder / "mmproj.gguf"), EngineOptions(threads=1))
     h = reader.hyperparameters
     pictures = [
@@ -109,7 +109,7 @@ def in_transformers(name: str, folder: Path) -> dict:
 
 
 def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:
-    """What the language model has, whose logits are compared, too; grids: of the pictures, in rows."""
+    """Return the language model's job, whose logits are compared, too; grids: of the pictures, in rows."""
     made = seeing(name)
     np.savez(folder / "text.npz", **made.tensors)
     fields = {key.removeprefix(f"{made.arch}."): value for key, value in made.metadata.items()}

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Record what families read of other values than tiny models and checkpoints have, in tests/goldens/readings.json and
-tests/goldens/config_readings.json.
+"""Record how families read other values than those of tiny models and checkpoints.
+
+Writes tests/goldens/readings.json and tests/goldens/config_readings.json.
 
     python scripts/record/record_readings.py [NAME...]
 
@@ -106,7 +107,7 @@ def of_keys(found: dict[str, Any]) -> str:
 
 
 def new(arch: str, key: str, found: dict[str, Any], seen: set[tuple[str, str, str, str]]) -> dict[str, Any]:
-    """What no variant before reads so."""
+    """Return the readings that no earlier variant has."""
     left = {value: what for value, what in found.items() if (arch, key, value, json.dumps(what)) not in seen}
     seen |= {(arch, key, value, json.dumps(what)) for value, what in left.items()}
     return left
@@ -160,7 +161,7 @@ def with_other(said: np.ndarray, place: int) -> list[Any]:
 def of_config(
     config: Mapping[str, Any], read: Callable[[Any], Any], changes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The same of a config.json, by places in it."""
+    """Return the same of a config.json, by places in it."""
     found = defaultdict[str, dict[str, Any]](dict)
     usual, asked = read_and_asked(read, config)
     for place, value in other_values(config, asked, usual):
@@ -173,7 +174,7 @@ def of_config(
 
 
 def read_and_asked(read: Callable[[Any], Any], config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is read, and what was asked for in config.json: by name, how."""
+    """Return the readings, and how each name of config.json was read."""
     asked, usual = dict[str, str](), {kind: getattr(Config, kind) for kind in (*UNSAID, "only", "numbers")}
 
     def asking(kind: str) -> Any:

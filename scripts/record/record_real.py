@@ -60,7 +60,7 @@ def ask_peer(python: str, jobs: list[dict[str, Any]]) -> None:
 
 
 def greedy(python: str, model: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, list[Any]]]:
-    """The most likely tokens behind each prompt, and their margins."""
+    """Return the most likely tokens behind each prompt, and their margins."""
     found = []
     for prompt in prompts:
         job = {"model": str(model), "tokens": prompt, "then": TOKENS, "threads": 2, "out": str(folder / "out.npz")}

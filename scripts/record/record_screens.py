@@ -1,4 +1,6 @@
-"""Record terminal sessions of a real model as SVG in docs/assets: python scripts/record/record_screens.py MODEL.gguf
+"""Record terminal sessions of a real model as SVG in docs/assets.
+
+    python scripts/record/record_screens.py MODEL.gguf
 
 The pictures in README.md and docs/ are made from Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, which scripts/real_models.py
 downloads. Nothing is typed into them by hand: the program runs on a pseudo-terminal, and Rich draws what it printed.

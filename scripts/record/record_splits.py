@@ -1,4 +1,6 @@
-"""Record what llama-gguf-split makes of the tests' models: python scripts/record/record_splits.py llama-gguf-split
+"""Record what llama-gguf-split makes of the tests' models.
+
+    python scripts/record/record_splits.py llama-gguf-split
 
 tests/goldens/gguf_split.json gets the SHA-256 of each file by the options, and of the file that --merge makes of them.
 """

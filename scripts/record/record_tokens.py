@@ -86,7 +86,7 @@ def learned_pieces(text: str, count: int) -> list[str]:
 
 
 def bigrams(texts: list[str]) -> list[str]:
-    """Merges that make every character, then every two neighbours, in no order."""
+    """Return merges that make every character, then every two neighbours, in no order."""
     spelled = [[[ALPHABET[byte] for byte in letter.encode()] for letter in text] for text in texts]
     merges: dict[str, None] = {}
     for letters in spelled:

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def recorded(name: str, folder: Path, peer: str) -> dict[str, Any]:
-    """What a model may leave out, and what it may not."""
+    """Return the metadata that a model may leave out, and what it may not."""
     made, golden = model(name), Golden.load(name)
     file = GGUFFile.open(write(made, folder / "whole.gguf"))
     usual, found = architecture(file)[1], {"idle": [], "as": {}, "needed": [], "without": with_less(name, folder, peer)}
@@ -119,7 +119,7 @@ def last_row(made: Model, golden: Golden, folder: Path, peer: str) -> np.ndarray
 
 
 def ours(file: GGUFFile, made: Model, key: str, golden: Golden) -> np.ndarray:
-    """The same by the reference."""
+    """Return the same by the reference."""
     metadata = file.metadata
     file.metadata = {k: value for k, value in metadata.items() if k != f"{made.arch}.{key}"}
     engine = Engine(file, EngineOptions(1, context_for(len(golden.tokens)), "f32", "reference"))
@@ -140,7 +140,7 @@ def meant(file: GGUFFile, key: str, h: Any) -> Iterator[Any]:
 
 
 def asking(reads: Callable[[], Any], key: str) -> Iterator[Any]:
-    """The defaults with which a key is asked for."""
+    """Return the defaults with which a key is asked for."""
     found, raw = list[Any](), Fields.raw
 
     def ask(self: Fields, name: str, default: Any = None) -> Any:

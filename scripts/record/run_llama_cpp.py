@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What llama.cpp computes for files of small models; run by scripts/record/record_goldens.py and record_tokens.py
-with a Python that has llama-cpp-python.
+"""Run small models in llama.cpp, for scripts/record/record_goldens.py and record_tokens.py.
+
+Needs a Python that has llama-cpp-python.
 
 Reads a job per line of stdin, as JSON. {"model": path, "tokens": [...], "then": [...] or a count, "out": path} writes
 an .npz with `prefill` [tokens, vocab], the tokens that were read behind them (the most likely, if `then` is a count)
@@ -25,7 +26,7 @@ TEXTS = 8  # of a batch at most; it has to divide CONTEXT
 
 
 def opened(path: str, texts: int = 1, room: int = CONTEXT, **more):
-    """A model and a context for it, and for so many texts of so many tokens at once; more: of its parameters."""
+    """Return a model and a context for it, and for so many texts of so many tokens at once; more: of its parameters."""
     of_model = llama.llama_model_default_params()
     of_model.use_extra_bufts, of_model.n_gpu_layers = False, 0
     model = llama.llama_model_load_from_file(path.encode(), of_model)
@@ -95,7 +96,7 @@ def pool(job: dict) -> None:
 
 
 def pooled(model, context, texts: list[list[int]]) -> list[np.ndarray]:
-    """A row of each text, of one batch."""
+    """Return a row of each text, of one batch."""
     if memory := llama.llama_get_memory(context):
         llama.llama_memory_clear(memory, True)
     batch, at = llama.llama_batch_init(sum(map(len, texts)), 0, 1), 0

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What transformers computes for small vision encoders, in float64; run by scripts/record/record_pictures.py with a
-Python that has torch and transformers.
+"""Run small vision encoders in transformers, in float64, for scripts/record/record_pictures.py.
+
+Needs a Python that has torch and transformers.
 
 Reads a job per line of stdin, as JSON: {"kind": of the projector, "tensors": .npz, "config": {...}, "pixels": .npz of
 [3, rows, columns] each, "out": path}; writes an .npz with `rows`, float32 [rows of all pictures, width]. With "text":
@@ -37,7 +38,7 @@ WHOLE = {"v.patch_embd": "embeddings.patch_embedding", "v.position_embd": "embed
 
 
 def tower_name(name: str) -> str | None:
-    """A tensor's in transformers; None for one of the projector."""
+    """Return a tensor's in transformers; None for one of the projector."""
     if name == "v.class_embd":
         return "embeddings.class_embedding"
     stem, _, end = name.rpartition(".")
@@ -86,7 +87,7 @@ def mlp(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.Tens
 def put_together(
     rows: torch.Tensor, tensors: dict, config: dict, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of LLaVA 1.6's images with ends of lines and without bars, and tokens with so many for each image."""
+    """Return the rows of LLaVA 1.6's images with line ends and without bars, and the expanded tokens."""
     v, sizes = config["vision"], [tuple(size) for size in config["sizes"]]
     per_square = (v["image_size"] // v["patch_size"]) ** 2
     counts = [image_size_to_num_patches(size, config["cuts"], v["image_size"]) for size in sizes]

@@ -46,8 +46,10 @@ NAMES = {"gemma3": GEMMA3, "lfm2": LFM2, "qwen35": QWEN35}  # others: LAYER
 
 
 def logits(text: dict, tensors: Tensors, tokens: torch.Tensor, rows: torch.Tensor, grids: list) -> torch.Tensor:
-    """Behind the last token. tokens: -1 where a row of an image stands; grids: of each image, rows and columns that it
-    has in the language model."""
+    """Compute the logits after the last token.
+
+    tokens: -1 for a row of an image. grids: rows and columns of each image in the language model.
+    """
     model = MODELS[text["arch"]](text, renamed(tensors, NAMES.get(text["arch"], LAYER)))
     embedded = model.get_input_embeddings()(tokens.clamp(min=0))
     first, *deep = rows.split(embedded.shape[1], dim=1)
@@ -79,7 +81,7 @@ def masks_by_image(config: Gemma3TextConfig, embedded: torch.Tensor, tokens: tor
 
 
 def shared(text: dict, rope: dict | None = None) -> dict:
-    """What all configurations have."""
+    """Return the settings that all configurations share."""
     names = {"vocab": "vocab_size", "width": "hidden_size", "hidden": "intermediate_size", "layers":
              "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim":
              "head_dim", "epsilon": "rms_norm_eps"}  # fmt: skip
@@ -154,8 +156,11 @@ def lfm2(text: dict, tensors: Tensors) -> torch.nn.Module:
 
 
 def qwen35(text: dict, tensors: Tensors) -> torch.nn.Module:
-    """Whose values' heads are in the file's order as often as there are keys, and here by their keys. Heads are made of
-    length 1 with the norms' epsilon, as GGUF files have no other; in transformers it is 1e-6, as that of all models."""
+    """Convert Qwen 3.5: value heads are interleaved in the file, and grouped by key head here.
+
+    The L2 norm's epsilon is that of the norms, since GGUF files have no other; in transformers it is 1e-6, as that of
+    all models.
+    """
     modeling_qwen3_5.l2norm = lambda x, dim, eps: OF_LENGTH_1(x, dim, text["epsilon"])
     keys, values, width = text["keys"], text["values"], text["inner"] // text["values"]
     rope = {"mrope_section": text["sections"], "mrope_interleaved": True,

@@ -65,7 +65,7 @@ def in_order_of_squares(pixels: torch.Tensor, patch: int, merge: int) -> tuple[t
 
 
 def with_qkv(tensors: Tensors) -> Tensors:
-    """Queries, keys and values in one matrix, and both frames' patches in one convolution."""
+    """Fuse queries, keys and values, and the two frames' patch convolutions."""
     found = {name: values for name, values in tensors.items() if ".attn_" not in name or ".attn_out" in name}
     for name in tensors:
         if ".attn_q." in name:
@@ -132,7 +132,7 @@ def qwen3vl(tensors: Tensors, config: dict, pixels: torch.Tensor) -> torch.Tenso
 
 
 def in_halves(tensors: Tensors, heads: int) -> Tensors:
-    """Queries and keys whose pairs are neighbours, as pairs of a head's halves."""
+    """Permute queries and keys from neighbouring pairs to pairs of a head's halves."""
 
     def halved(values: torch.Tensor) -> torch.Tensor:
         return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)

@@ -28,7 +28,7 @@ def see(frame: FrameType, event: str, argument: object) -> None:
 
 
 def recorded(folder: Path) -> list[tuple[str, float, set[str]]]:
-    """What was written to a folder: tests, seconds, names of functions. A last line that was cut off is left out."""
+    """Read a folder's records: tests, seconds, names of functions. A last line that was cut off is left out."""
     times, names = dict[str, float](), defaultdict[str, set[str]](set)
     for path in folder.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):

@@ -23,8 +23,11 @@ TYPES = ("Annotated", "Callable", "Iterator", "Literal", "dict", "list", "tuple"
 
 
 class Fault(NamedTuple):
-    """line: of the file, from 1.  start, end: in its bytes.  text: what comes there.  function: its name, with those of
-    classes and functions around it; "" in none.
+    """A fault to insert.
+
+    Attributes:
+        line: of the file, from 1.  start, end: in its bytes.  text: what comes there.  function: its name, with those
+        of classes and functions around it; "" in none.
     """
 
     line: int
@@ -35,7 +38,7 @@ class Fault(NamedTuple):
     function: str
 
     def applied(self, source: bytes) -> bytes:
-        """The file with the fault in it."""
+        """Return the file with the fault in it."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
@@ -85,7 +88,7 @@ class Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """What messages say is no fault."""
+        """Skip f-strings: messages are no faults."""
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if not (isinstance(node.value, ast.Name) and node.value.id in TYPES):
@@ -213,7 +216,7 @@ class Finder(ast.NodeVisitor):
             self.add_between(kind, left.end_lineno, start, end, between.replace(known, text, 1))  # type: ignore[attr-defined]
 
     def _without(self, node: ast.BoolOp, number: int) -> str:
-        """A condition without one of its parts."""
+        """Return a condition without one of its parts."""
         word = " and " if isinstance(node.op, ast.And) else " or "
         return "(" + word.join(f"({self.text(x)})" for place, x in enumerate(node.values) if place != number) + ")"
 
@@ -225,7 +228,7 @@ class Finder(ast.NodeVisitor):
             self.add_between("arguments", first.lineno, start, end, text)  # type: ignore[attr-defined]
 
     def _drop_keyword(self, node: ast.Call, keyword: ast.keyword) -> None:
-        """A keyword argument and the comma in front of it."""
+        """Remove a keyword argument and the comma before it."""
         start, end = self.span(keyword)
         before = self._source[:start].rstrip()
         if before.endswith(b",") and len(node.args) + len(node.keywords) > 1:

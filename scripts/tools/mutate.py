@@ -64,7 +64,7 @@ class Mutant(NamedTuple):
 
 
 def modules(parts: Iterable[str]) -> list[str]:
-    """The files of these parts of localllm: folders within it, or files; "quant" beside it."""
+    """Return the files of these parts of localllm: folders within it, or files; "quant" beside it."""
     found = []
     for part in parts:
         base = ROOT / (part if part.startswith("quant") else f"localllm/{part}")
@@ -151,12 +151,12 @@ def tests_of(mutant: Mutant, seconds: float) -> list[str]:
 
 @cache
 def of_module(path: str) -> list[tuple[int, float, str]]:
-    """The tests of all of a module's functions."""
+    """Return the tests of all of a module's functions."""
     return sorted({test for name in executed() if name.startswith(f"{path}:") for test in executed()[name]})
 
 
 def chosen(tests: Iterable[tuple[int, float, str]], seconds: float) -> list[str]:
-    """Some, by how special they are, until they take so long."""
+    """Choose the most specific tests, up to a total time."""
     found, total = list[str](), 0.0
     for _, each, test in sorted(tests):
         if (total + each <= seconds or not found) and len(found) < MOST_TESTS:
@@ -167,7 +167,7 @@ def chosen(tests: Iterable[tuple[int, float, str]], seconds: float) -> list[str]
 
 @cache
 def imports_of(path: str) -> frozenset[str]:
-    """The files that a file imports, from anywhere within it."""
+    """Return the files that a file imports, from anywhere within it."""
     names = set[str]()
     for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
         if isinstance(node, ast.Import):
@@ -187,7 +187,7 @@ def imports_of(path: str) -> frozenset[str]:
 
 @cache
 def by_imports(path: str) -> list[str]:
-    """The test files whose imports reach a module in the fewest steps."""
+    """Return the test files whose imports reach a module in the fewest steps."""
     steps = dict[int, list[str]]()
     for test in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")):
         if (distance := distance_to(test, path)) is not None:
@@ -211,7 +211,7 @@ def distance_to(test: str, path: str) -> int | None:
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the tree as it is now, with the shared folder beside it, if there is one."""
+    """Return a copy of the tree as it is now, with the shared folder beside it, if there is one."""
     tree = folder / "tree"
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
@@ -235,7 +235,7 @@ def compile_all(tree: Path) -> None:
 
 
 def outcome(tree: Path, mutant: Mutant, tests: Sequence[str], limit: float) -> str:
-    """What the tests say of a fault: noticed, survived, untested, or hung, which is noticed, too.
+    """Run tests on a fault and return the outcome: noticed, survived, untested, or hung, which is noticed, too.
 
     A test that fails without it as well has noticed nothing, and is left out.
     """
@@ -262,7 +262,7 @@ def is_sound(tree: Path, test: str, limit: float) -> bool:
 
 
 def tried(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
-    """What became of it, and the test that failed."""
+    """Return the outcome, and the failed test."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--commit", "0"]
     if not tests:

@@ -1,4 +1,4 @@
-"""Make a release: scripts/release VERSION [--dry-run] [--skip-tests]
+"""Make a release. Usage: scripts/release VERSION [--dry-run] [--skip-tests].
 
 Sets the version in pyproject.toml and CITATION.cff, gives CHANGELOG.md's "Unreleased" section its number and date, runs
 scripts/check and scripts/test, builds wheel and sdist and looks into them, then commits and tags. --dry-run does all

@@ -14,7 +14,7 @@ OURS = os.path.join(ROOT, "localllm", ""), os.path.join(ROOT, "quant", "")
 
 
 def name_of(code: CodeType) -> str:
-    """The file, and the function within: generators and lambdas belong to the function around them."""
+    """Return the file, and the function within: generators and lambdas belong to the function around them."""
     name = code.co_qualname.replace(".<locals>", "") if hasattr(code, "co_qualname") else code.co_name
     kept = [part for part in name.split(".") if not part.startswith("<")]
     return f"{os.path.relpath(code.co_filename, ROOT).replace(os.sep, '/')}:{'.'.join(kept)}"

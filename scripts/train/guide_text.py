@@ -97,7 +97,7 @@ class Grammar:
         return re.sub(" +", " ", self._expand(self.parsed[pattern])).strip()
 
     def _parse(self, pieces: Iterator[str]) -> list:
-        """The alternatives up to the closing bracket, each a list of strings and lists of alternatives."""
+        """Return the alternatives up to the closing bracket, each a list of strings and lists of alternatives."""
         alternatives: list[list] = [[]]
         for piece in pieces:
             if piece == ")":
@@ -126,7 +126,7 @@ class Grammar:
         return "".join(words)
 
     def invented_word(self) -> str:
-        """A word that does not exist but could: the model shall recognize that it does not know a word."""
+        """Return a word that does not exist but could: the model shall recognize that it does not know a word."""
         syllables = range(self.rng.randint(1, 3))
         parts = [self.rng.choice(self.starts) + self.rng.choice("aeiou") for _ in syllables]
         return "".join(parts) + self.rng.choice(self.ends)
@@ -167,7 +167,7 @@ class Composer:
         return Conversation(system, tuple(turns))
 
     def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
-        """A question that needs no context; the topic is None when it is a foreign one."""
+        """Return a question that needs no context; the topic is None when it is a foreign one."""
         if self.rng.random() < 0.11:
             question = self.grammar.expand(self.rng.choice(self.foreign_lines))
             return None, (self.disguise(question, chatter=True), FOREIGN_ANSWER)
@@ -179,7 +179,7 @@ class Composer:
         return topic, (question, self.rng.choice(answers_of(topic)))
 
     def follow_up(self, topic: Topic | None, previous: str) -> tuple[str, str]:
-        """A question about the answer before it."""
+        """Return a question about the answer before it."""
         choices = [(MORE, MORE_ANSWER), (AGAIN, previous)]
         if topic:
             choices += [(EXAMPLE, topic.example or MORE_ANSWER)] * (4 if topic.example else 1)
@@ -188,7 +188,7 @@ class Composer:
         return self.punctuate(self.misspell(self.grammar.expand(pattern), 0.1)), answer
 
     def disguise(self, question: str, chatter: bool) -> str:
-        """The question as one of many people would write it."""
+        """Return the question as one of many people would write it."""
         rng = self.rng
         if not chatter and rng.random() < 0.4:
             question = self.exchange_words(question)
@@ -209,14 +209,14 @@ class Composer:
         return self.punctuate(self.misspell(question, 0.15))
 
     def exchange_words(self, text: str) -> str:
-        """Some words replaced by synonyms."""
+        """Return some words replaced by synonyms."""
         words = text.split(" ")
         return " ".join(
             self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.4 else word for word in words
         )
 
     def shorten(self, text: str) -> str:
-        """Common phrases as they are typed in a hurry."""
+        """Abbreviate common phrases as people type them in a hurry."""
         for phrase, forms in SHORTHAND.items():
             if self.rng.random() < 0.6:
                 text = re.sub(rf"\b{phrase}\b", self.rng.choice(forms), text)
@@ -264,7 +264,7 @@ class Composer:
 
 
 def conversations(seed: int, count: int) -> Iterator[Conversation]:
-    """The training text: always the same for a count and a seed. The first third is easy: single questions."""
+    """Return the training text: always the same for a count and a seed. The first third is easy: single questions."""
     composer = Composer(seed)
     return (composer.conversation(single=index < count // 3) for index in range(count))
 
@@ -275,13 +275,13 @@ def normalize(question: str) -> str:
 
 
 def core(question: str) -> frozenset[str]:
-    """The words of a question without fillers: two with the same are near copies of each other."""
+    """Return the words of a question without fillers: two with the same are near copies of each other."""
     words = re.sub(r"\b(what|where|who|how|it|that) ?s\b", r"\1 is", normalize(question))
     return frozenset(words.split()) - FILLERS
 
 
 def held_out() -> set[frozenset[str]]:
-    """The cores of all questions with which the model is scored."""
+    """Return the cores of all questions with which the model is scored."""
     return {core(each["ask"]) for path in HELD_OUT for each in tomllib.loads(path.read_text("utf-8"))["question"]}
 
 

@@ -126,9 +126,12 @@ def write_head(target: Path, model: GGUFFile, layers: list[int], tokens: np.ndar
 
 
 class Text(NamedTuple):
-    """Attributes:
-    ids: of a question and its answer, int64 [tokens].  inputs: what went into the layers, float32 [tokens, 3 width].
-    begin: of the answer.
+    """A text to learn from.
+
+    Attributes:
+        ids: of a question and its answer, int64 [tokens].  inputs: what went into the layers, float32 [tokens, 3
+        width].
+        begin: of the answer.
     """
 
     ids: np.ndarray
@@ -192,9 +195,11 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
 
 
 class Batch(NamedTuple):
-    """Attributes:
-    ids: int64 [rows, tokens].  numbers: among the tokens that may be guessed, -1 for others.
-    inputs: float32 [rows, tokens, 3 width].  begin: of all the answers.
+    """A batch of texts.
+
+    Attributes:
+        ids: int64 [rows, tokens]. numbers: among the tokens that may be guessed, -1 for others.
+        inputs: float32 [rows, tokens, 3 width].  begin: of all the answers.
     """
 
     ids: Tensor
@@ -219,7 +224,7 @@ def batches(found: list[Text], tokens: np.ndarray, vocab: int, rows: int = 8) ->
 
 
 def loss_and_right(head: Head, table: Tensor, batch: Batch, steps: int) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and which guesses of the answers are right, by step.
+    """Return the loss, and which guesses of the answers are right, by step.
 
     The head reads token i with what is made of token i - 1, and says token i + 1; what it makes itself takes the
     model's place in the step behind.
@@ -256,8 +261,10 @@ def learn(head: Head, table: Tensor, data: list[Batch], minutes: float) -> None:
 
 
 def trained(head: Head, table: Tensor, found: list[Text], tokens: np.ndarray, minutes: float) -> None:
-    """Learn from nine texts in ten, and print how often guesses are right in the others' answers. Inputs are learned
-    from by the size that each number of them has, which ends in the head's first matrix."""
+    """Train on nine texts in ten, and print the accuracy on the others' answers.
+
+    Inputs are normalized by the size of each column, which is folded into the head's first matrix.
+    """
     sizes = np.sqrt(np.mean([np.square(text.inputs).mean(0) for text in found], 0))
     scaled, test = [text._replace(inputs=text.inputs / sizes) for text in found], len(found) // 10
     learn(head, table, batches(scaled[test:], tokens, len(table)), minutes)
@@ -270,7 +277,7 @@ def trained(head: Head, table: Tensor, found: list[Text], tokens: np.ndarray, mi
 
 
 def dequantized(file: GGUFFile, name: str) -> Tensor:
-    """A matrix of the model."""
+    """Return a matrix of the model."""
     matrix = file.tensors[name]
     rows = np.asarray(matrix.data).view(np.uint8).reshape(matrix.shape[0], -1)
     return torch.tensor(gguf.dequantize(rows, gguf.GGMLQuantizationType[matrix.format.name]))

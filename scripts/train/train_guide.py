@@ -154,7 +154,7 @@ class Guide(nn.Module):
 
     @torch.no_grad()
     def answer(self, tokenizer: Tokenizer, question: str, limit: int = 80) -> str:
-        """A greedy answer, for looking at the model before it is exported."""
+        """Return a greedy answer, for looking at the model before it is exported."""
         ids = tokenizer.encode(chat_text("user", question) + "<|im_start|>assistant\n").ids
         start, end = len(ids), tokenizer.token_to_id("<|im_end|>")
         while len(ids) < start + limit:
@@ -170,7 +170,7 @@ class Guide(nn.Module):
 
 
 def chat_text(role: str, content: str) -> str:
-    """A message as the chat template writes it."""
+    """Return a message as the chat template writes it."""
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
@@ -183,7 +183,7 @@ def make_tokenizer(model: models.BPE) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """That of an exported file."""
+    """Return the tokenizer of an exported file."""
     fields = gguf.GGUFReader(path).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
@@ -249,7 +249,7 @@ class Packer:
         self.take()
 
     def take(self) -> np.ndarray:
-        """The batch so far; an empty one takes its place."""
+        """Return the batch so far; an empty one takes its place."""
         full = getattr(self, "batch", None)
         self.batch = np.zeros((self.rows, 3, self.row), np.int64)
         self.batch[:, 1] = IGNORED
@@ -300,7 +300,7 @@ def opening_weights(wanted: Tensor, training: Training) -> Tensor:
 
 
 def batch_loss(model: Guide, batch: np.ndarray, training: Training) -> tuple[Tensor, float]:
-    """The loss of a batch, and the share of the decisive tokens that the model would say."""
+    """Return the loss of a batch, and the share of the decisive tokens that the model would say."""
     ids, targets, numbers = torch.from_numpy(batch).unbind(1)
     mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril() & (
         numbers[:, :, None] == numbers[:, None, :]

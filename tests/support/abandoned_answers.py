@@ -152,7 +152,7 @@ def embed(model: Any, encoder: str) -> list[str]:
 
 
 def served(model: Any) -> list[str]:
-    """A server, of whose clients each second one leaves, and whose model also answers this thread."""
+    """Return a server, of whose clients each second one leaves, and whose model also answers this thread."""
     from served import serving
 
     body = {"messages": QUESTION, "temperature": 0, "stream": True}

@@ -47,13 +47,13 @@ class Tab:
                 return told["result"]
 
     def value(self, script: str) -> Any:
-        """What an expression is in the page."""
+        """Evaluate an expression in the page."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """What it is when it is something."""
+        """Wait until an expression has a value, and return it."""
         end = time.monotonic() + 30
         while not (value := self.value(script)):
             assert time.monotonic() < end, (script, self.errors, self.value("document.body.innerText"))

@@ -164,7 +164,7 @@ def encoded(array: np.ndarray, dtype: str) -> bytes:
 
 
 def tokenizer(**changes: Any) -> dict[str, Any]:
-    """A byte-level tokenizer.json with GPT-2's pre-tokenizer."""
+    """Return a byte-level tokenizer.json with GPT-2's pre-tokenizer."""
     pieces = vocabulary()
     return {
         "version": "1.0",
@@ -186,7 +186,7 @@ def added_token(token: int, text: str, special: bool = True) -> dict[str, Any]:
 
 
 def sentencepiece(pieces: list[str], scores: list[float], types: list[int], kind: int = 2) -> bytes:
-    """A tokenizer.model (a protobuf message) with this vocabulary; kind 2 is BPE."""
+    """Return a tokenizer.model (a protobuf message) with this vocabulary; kind 2 is BPE."""
 
     def number(value: int) -> bytes:
         return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)

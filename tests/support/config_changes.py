@@ -22,7 +22,7 @@ PATH = GOLDENS / "config_changes.json"
 
 
 def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
-    """A config.json with another value in that place; None: without it."""
+    """Return a config.json with another value in that place; None: without it."""
     found = copy.deepcopy(dict(config))
     *around, name = place.split(".")
     inner = found
@@ -36,7 +36,7 @@ def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, A
 
 
 def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
-    """The metadata of a config.json, without the architecture in front; or why it is refused."""
+    """Return the metadata of a config.json, without the architecture in front; or why it is refused."""
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)

@@ -24,7 +24,7 @@ CHECKPOINTS = json.loads((GOLDENS / "checkpoints.json").read_text(encoding="utf-
 
 
 def facts_of(variant: str) -> dict[str, Any]:
-    """What is known of it; an "-old" one has only what is not as in another."""
+    """Return a variant's facts; an "-old" one has only those that differ from another's."""
     content = CHECKPOINTS[variant]
     return {**CHECKPOINTS.get(content.get("like", ""), {}), **content}
 
@@ -40,8 +40,11 @@ def changed(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]
 
 
 def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Metadata, sizes of matrices, numbers that only GGUF has, warnings, and tensors ("*": of how many layers none has
-    one; "?": one that may be missing); or why it is refused."""
+    """Read a config.json, or return why it is refused.
+
+    Metadata, sizes of matrices, numbers that only GGUF has, warnings, and tensors ("*": the number of layers without
+    any; "?": one that may be missing).
+    """
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
@@ -67,7 +70,7 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
 
 
 def unlike(found: dict[str, Any] | str, usual: dict[str, Any]) -> dict[str, Any] | str:
-    """What is not as usual; null: no longer there."""
+    """Return the differences from the usual readings; null: no longer there."""
     if isinstance(found, str):
         return found
     return {name: found.get(name) for name in {**usual, **found} if found.get(name) != usual.get(name)}

@@ -21,7 +21,7 @@ def pretend() -> None:
 
 
 def assembly(name: str, triple: str) -> str:
-    """The kernel for the system that the triple names."""
+    """Return the kernel for the system that the triple names."""
     from localllm.kernels.build.compile import linked
     from localllm.kernels.machine import this_lane
 

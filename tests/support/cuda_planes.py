@@ -13,7 +13,7 @@ TABLES = {name: np.array(IQ4_VALUES) for name in ("IQ4_NL", "IQ4_XS")} | {
 
 
 def split(name: str, rows: np.ndarray, columns: int) -> dict[str, np.ndarray]:
-    """The planes of rows, uint8 [rows, row_bytes], by name: uint8 [rows, units or blocks, bytes]."""
+    """Return the planes of rows, uint8 [rows, row_bytes], by name: uint8 [rows, units or blocks, bytes]."""
     planes = {}
     for plane in PLANES[name]:
         start = offset(name, plane.name, columns)
@@ -23,7 +23,7 @@ def split(name: str, rows: np.ndarray, columns: int) -> dict[str, np.ndarray]:
 
 
 def integers(data: np.ndarray, kind: str) -> np.ndarray:
-    """The last axis as integers of that type."""
+    """Return the last axis as integers of that type."""
     return np.ascontiguousarray(data).view(kind).astype(np.int64)
 
 
@@ -32,7 +32,7 @@ def halves(data: np.ndarray) -> np.ndarray:
 
 
 def codes_of(planes: dict[str, np.ndarray]) -> np.ndarray:
-    """What the planes of bits say of each weight: int64 [rows, units, 32], from zero up."""
+    """Assemble each weight's code from the bit planes: int64 [rows, units, 32], from zero up."""
     total, place, byte = 0, 0, 8 * np.arange(4)
     if "bytes" in planes:
         return np.concatenate([integers(planes[key], "i1") for key in ("bytes", "last_bytes")], axis=-1)
@@ -51,7 +51,7 @@ def codes_of(planes: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def per_unit(data: np.ndarray) -> np.ndarray:
-    """What belongs to 256 weights, for each of the 8 units: [rows, blocks, ...] -> [rows, units, ...]."""
+    """Repeat values of 256 weights for each of their 8 units: [rows, blocks, ...] -> [rows, units, ...]."""
     return np.repeat(data, 8, axis=1)
 
 

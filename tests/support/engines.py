@@ -12,7 +12,7 @@ from localllm.kernels.machine import has_tiles
 
 
 def bound(exact: float, in_tiles: float) -> float:
-    """An error's, by how this CPU multiplies several tokens: BF16 tiles take 16 bits of an F32, in two planes."""
+    """Return the error bound of this CPU's products: BF16 tiles take 16 bits of an F32, in two planes."""
     return in_tiles if has_tiles() else exact
 
 

@@ -44,7 +44,7 @@ class FakeEngine:
         return [sequence.append(ids, logits, precise) for sequence, ids in requests]
 
     def require_shift(self) -> None:
-        """It can."""
+        """Accept: this engine can shift."""
 
     def places(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
@@ -119,8 +119,10 @@ class FakeSequence:
 
 
 def saying(tokenizer: Tokenizer, *answers: str) -> Callable[[list[int]], int]:
-    """A script for FakeEngine: after the n-th "assistant" header of a ChatML conversation comes the n-th answer, then
-    the end token. Without any header (raw text), the first answer follows the first token.
+    """Return a script for FakeEngine.
+
+    The n-th "assistant" header of a ChatML conversation is followed by the n-th answer and the end token. Without any
+    header (raw text), the first answer follows the first token.
     """
     scripts = [[*tokenizer.encode(answer), tokenizer.eos_id] for answer in answers]
     header = tokenizer.encode("<|im_start|>assistant\n", special=True)

@@ -252,7 +252,7 @@ class Chart:
 
 
 def begun(data: bytes) -> list[tuple[int, int]]:
-    """The characters that begin with these bytes, as a range, if there are any."""
+    """Return the characters that begin with these bytes, as a range, if there are any."""
     lead, *others = data
     for length, mark, bits in ((2, 0xC0, 5), (3, 0xE0, 4), (4, 0xF0, 3)):
         if lead >> bits == mark >> bits and len(others) < length - 1 and all(byte >> 6 == 2 for byte in others):

@@ -40,7 +40,7 @@ system = ctypes.CDLL(None, use_errno=True)
 
 
 def guarded(size: int) -> int:
-    """The address of `size` bytes, a multiple of 4, that end where an unreadable page begins; full of NaN."""
+    """Return the address of `size` bytes, a multiple of 4, that end where an unreadable page begins; full of NaN."""
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, whole + mmap.PAGESIZE)
     keep.append(memory)
@@ -65,7 +65,7 @@ def place_buffers(steps: list[tape.Step]) -> None:
 
 
 def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> SimpleNamespace:
-    """A llama with random weights, as Engine takes a file; with `experts` of which a token goes to 2, if not 0."""
+    """Return a llama with random weights, in place of a file; with `experts`, a token goes to 2 of them."""
     width, heads, kv_heads, head_dim, hidden, vocab = shape
     random, tensors = np.random.default_rng(0), {}
 
@@ -105,7 +105,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
 
 
 def encoded(values: np.ndarray, format: str) -> np.ndarray:
-    """The numbers in a format; in k-quants, random blocks with small scales."""
+    """Return the numbers in a format; in k-quants, random blocks with small scales."""
     if not format.endswith("_K"):
         return values if format == "F32" else gguf.quantize(values, gguf.GGMLQuantizationType[format])
     size = (len(values), BY_NAME[format].row_bytes(values.shape[1]))

@@ -20,7 +20,7 @@ class Reached(Exception):  # noqa: N818 - no error
 
 
 def invoke(name: str, *words: object, stdin: bytes = b"") -> None:
-    """Runs a command as the program does, but for what becomes of errors."""
+    """Run a command as the program does, but for what becomes of errors."""
     above = context_of(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -30,7 +30,7 @@ def invoke(name: str, *words: object, stdin: bytes = b"") -> None:
 
 
 def told_by(place: tuple[Any, str], name: str, *words: object, stdin: bytes = b"") -> Told:
-    """What a command tells a function, by the names of its arguments; place: where the function is looked up."""
+    """Return the arguments with which a command calls a function, by name; place: the module that has the function."""
     heard: list[Told] = []
     signature = inspect.signature(getattr(*place))
 
@@ -48,7 +48,7 @@ def told_by(place: tuple[Any, str], name: str, *words: object, stdin: bytes = b"
 
 
 def flat(value: Any) -> Any:
-    """Records as dictionaries, tuples as lists, functions as None."""
+    """Convert records to dictionaries, tuples to lists, functions to None."""
     if is_dataclass(value):
         return {each.name: flat(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):

@@ -24,7 +24,7 @@ by_format = pytest.mark.sampled("name", always=COMMON)
 
 
 def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None]:
-    """A function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
+    """Return a function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
     The kernels `names` are compiled now, in parallel, others when they are called; for a lane, if one is given.
     """
@@ -44,7 +44,7 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
 
 
 def compiled_for(names: Iterable[str]) -> list[str]:
-    """The kernels that are there for them: products of quantized weights are made of pieces."""
+    """Return the kernels that are there for them: products of quantized weights are made of pieces."""
     found = []
     for name in names:
         kind, _, format = name.partition("-")
@@ -54,7 +54,7 @@ def compiled_for(names: Iterable[str]) -> list[str]:
 
 
 def pieces(library: Library, format: str, columns: int, lane: Lane | None = None) -> dict[str, np.ndarray | int]:
-    """What a product of quantized weights needs to find its pieces."""
+    """Return the table from which a product of quantized weights takes its kernel variants."""
     addresses = [library.addresses[f"{piece}-{format}"] for piece in PIECES]
     return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
 
@@ -67,21 +67,21 @@ def wanted(request, names: Iterable[str]) -> list[str]:
 
 
 def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:
-    """The weights of whole blocks of any format, uint8 [..., bytes], as `gguf` has them: float32 [..., weights]."""
+    """Dequantize whole blocks of any format, uint8 [..., bytes], by `gguf`: float32 [..., weights]."""
     if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
         return dequantized_bits(blocks, name).reshape(*blocks.shape[:-1], -1)
     return gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[name]).astype(np.float32)
 
 
 def encoded(value) -> int:
-    """An argument as an int64: a number, the bits of a float32, or the address of an array."""
+    """Return an argument as an int64: a number, the bits of a float32, or the address of an array."""
     if isinstance(value, np.ndarray):
         return value.ctypes.data
     return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)
 
 
 def for_any_parts(compute) -> np.ndarray:
-    """What `compute(parts)` returns, which must be the same, bit for bit, however the work is cut."""
+    """Return compute(parts), after checking that it is the same, bit for bit, for any number of parts."""
     whole = compute(1)
     for parts in (2, 5, 40):
         np.testing.assert_array_equal(compute(parts), whole)
@@ -110,14 +110,14 @@ def output(tokens: int, columns: int) -> np.ndarray:
 
 
 def written(memory: np.ndarray, tokens: int, columns: int) -> np.ndarray:
-    """What a kernel wrote to an `output`."""
+    """Return the rows that a kernel wrote to an `output`."""
     assert (memory[-1] == GUARD).all(), "wrote too much"
     assert (memory[:tokens, -(-columns // 16) * 16 :] == GUARD).all(), "wrote behind the padding"
     return memory[:tokens, :columns].copy()
 
 
 def at_end_of_page(data: np.ndarray) -> np.ndarray:
-    """A copy behind which no memory is readable, as at the end of a mapped file: reading on is a crash."""
+    """Return a copy behind which no memory is readable, as at the end of a mapped file: reading on is a crash."""
     size = -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
     if os.name == "posix":
@@ -128,7 +128,7 @@ def at_end_of_page(data: np.ndarray) -> np.ndarray:
 
 
 def vector(values: np.ndarray) -> np.ndarray:
-    """A norm's weights or a bias, padded to 16 with NaN, behind which nothing is readable."""
+    """Return a norm's weights or a bias, padded to 16 with NaN, behind which nothing is readable."""
     return at_end_of_page(np.pad(values, (0, -len(values) % 16), constant_values=np.nan))
 
 

@@ -10,7 +10,7 @@ from localllm.generation.prefix_cache import CachedSequence, PrefixCache, Prefix
 
 @contextmanager
 def beginning_with(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
-    """A sequence of a cache, as of PrefixCache.begin, which is put back and collected at the end."""
+    """Yield a sequence of a cache, as of PrefixCache.begin, which is put back and collected at the end."""
     begun = cache.begin(PrefixQuery(ids, **how))
     try:
         yield begun
@@ -20,7 +20,7 @@ def beginning_with(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterat
 
 
 def restored(store: PrefixStore, ids: list[int]) -> CachedPrefix | None:
-    """A sequence that holds what files have of a prompt, of all that can be read the most."""
+    """Return a sequence that holds what files have of a prompt, of all that can be read the most."""
     stored = store.stored(ids)
     while stored:
         if read := store.load(stored):

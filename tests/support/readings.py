@@ -35,7 +35,7 @@ Facts = dict[str, Any]
 
 
 def metadata_of(name: str) -> Metadata:
-    """A model's, as a file has them, without the architecture's name."""
+    """Return a model's, as a file has them, without the architecture's name."""
     if name.startswith(SEEING):
         found = projector(name.removeprefix(SEEING)).metadata
         return {key.removeprefix("clip."): in_file(value) for key, value in found.items() if key.startswith("clip.")}
@@ -45,7 +45,7 @@ def metadata_of(name: str) -> Metadata:
 
 
 def in_file(value: Any) -> Any:
-    """A value as it is read of a file."""
+    """Return a value as it is read of a file."""
     if not isinstance(value, list | tuple) or not value or isinstance(value[0], str):
         return value
     array = np.asarray(value)
@@ -61,7 +61,7 @@ def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
 
 
 def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | str:
-    """What a family reads of them, or why it does not."""
+    """Return a family's reading of the metadata, or why it refuses them."""
     if name.startswith(SEEING):
         arch, vocab, module = "clip", 0, f"arch.vision.{FAMILIES[KINDS[name]]}"
     else:
@@ -91,7 +91,7 @@ def facts(h: Any) -> Facts:
 
 
 def kept_by(state: Any) -> str:
-    """The kind of a state, whose layer's it is, and how many tokens it is kept of."""
+    """Return the kind of a state, whose layer's it is, and how many tokens it is kept of."""
     return f"{type(state).__name__[0]}{state.layer}{f':{window}' if (window := getattr(state, 'window', None)) else ''}"
 
 
@@ -119,7 +119,7 @@ def rounded(value: Any) -> Any:
 
 
 def unlike(found: Facts | str, usual: Facts) -> Facts | str:
-    """What is read that is not as usual."""
+    """Return the readings that differ from the usual ones."""
     if isinstance(found, str):
         return found
     return {name: value for name, value in found.items() if name not in usual or value != usual[name]}

@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def head() -> str:
-    """The commit's hash; zeros outside of git."""
+    """Return the commit's hash; zeros outside of git."""
     root = Path(__file__).parents[2]
     try:
         git = ["git", "-C", root, "rev-parse", "--show-prefix", "HEAD"]
@@ -86,7 +86,7 @@ def has_turn(case: str, commit: str, every: int) -> bool:
 
 
 def turn(item: pytest.Item) -> tuple[str, int] | None:
-    """The case that takes turns, and how many commits share it; None if it runs always."""
+    """Return the case that takes turns, and how many commits share it; None if it runs always."""
     mark = item.get_closest_marker("sampled")
     values = item.callspec.params if hasattr(item, "callspec") else {}
     if mark is None or not values.keys() >= set(mark.args):
@@ -96,7 +96,7 @@ def turn(item: pytest.Item) -> tuple[str, int] | None:
 
 
 def seconds(item: pytest.Item) -> int:
-    """What it takes of the processor, roughly; 0 of a quick test."""
+    """Return a test's rough processor time; 0 for a quick one."""
     mark = item.get_closest_marker("slow")
     return (*mark.args, 2)[0] if mark else 0
 
@@ -124,7 +124,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the process that started it."""
+    """Send a worker's results to the process that started it."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, 0)
 

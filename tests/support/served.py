@@ -58,7 +58,7 @@ class Scripted(Talker):
 
 
 def scripted(path: str, script: Mapping[str, str], context: int = 4096, template: str | None = None) -> api.Model:
-    """A model with the vocabulary of a file, that answers the last question as a script says."""
+    """Return a model with the vocabulary of a file, that answers the last question as a script says."""
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
     engine: Any = Scripted(tokenizer, context, script)
@@ -98,7 +98,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def model(self, name: str | None = None) -> Any:
-        """The open model of that name."""
+        """Return the open model of that name."""
         return self.service.pool.resolve(name).model
 
     def get(self, path: str, **headers: str) -> Reply:
@@ -123,7 +123,7 @@ class Served:
 
 
 def prompt_of_latest(served: Served, model: str) -> str:
-    """What a scripted model has read of the latest request, and what it said."""
+    """Return the latest prompt of a scripted model, and its answer."""
     opened = served.model(model)
     return opened.tokenizer.decode(opened.engine.sequences[-1].tokens, special=True)
 

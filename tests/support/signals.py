@@ -20,13 +20,16 @@ for _ in sys.stdin:
 
 
 def apart() -> dict[str, Any]:
-    """What subprocess.Popen is told for a program that alone gets its Ctrl-C: on Windows, a console of its own."""
+    """Return subprocess.Popen's arguments for a program that alone gets its Ctrl-C.
+
+    On Windows, a console of its own.
+    """
     return {"creationflags": 0x08000000} if sys.platform == "win32" else {}  # CREATE_NO_WINDOW
 
 
 @contextmanager
 def keyboard(process: subprocess.Popen[bytes]) -> Iterator[Callable[[], None]]:
-    """A function that presses Ctrl-C. process: started with `apart()`.
+    """Yield a function that presses Ctrl-C. process: started with `apart()`.
 
     On Windows a program has to start for that, which can take longer than what shall be interrupted.
     """

@@ -109,7 +109,7 @@ def address(array: np.ndarray) -> int:
 
 
 def encoded(value) -> int:
-    """An argument as kernels get it."""
+    """Return an argument as kernels get it."""
     if isinstance(value, np.ndarray):
         return address(value)
     return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)

@@ -17,7 +17,7 @@ Change = Mapping[str, Any]
 
 
 def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata as they stand in a file, and its tensors, float32."""
+    """Return the metadata as they stand in a file, and its tensors, float32."""
     file = GGUFFile.open(path)
     metadata = {key: Packed(value.tobytes()) for key, value in file.packed.items()}
     tensors = {name: tensor.data.view(np.float32).reshape(tensor.shape) for name, tensor in file.tensors.items()}
@@ -33,7 +33,7 @@ class Wrong:
         self.path = folder / "wrong.gguf"
 
     def write(self, metadata: Change = {}, tensors: Change = {}) -> Path:  # noqa: B006
-        """The file with these metadata and tensors instead; GONE takes one away, a function changes a copy."""
+        """Return the file with these metadata and tensors instead; GONE takes one away, a function changes a copy."""
         if sys.platform == "win32":
             gc.collect()  # a refused file is mapped until what refused it is gone, and cannot be replaced before
         keys = changed(self.metadata, metadata)

@@ -1,5 +1,6 @@
-"""A plugin of pytest: memory as strict as Windows', whose pages nobody may touch before they are asked for, or when
-they were given back. Who does so ends the process. tests/platform/test_strict_memory.py starts it.
+"""A pytest plugin: memory as strict as Windows', in which touching unreserved or released pages ends the process.
+
+tests/platform/test_strict_memory.py starts it.
 """
 
 import ctypes

@@ -31,7 +31,7 @@ class SystemCalls(list[Call]):
         return replace
 
     def of(self, path: os.PathLike[str]) -> list[str]:
-        """What was called for a file and for its folder, repetitions once: a file that is not safe has other ones."""
+        """Return the system calls on a file and its folder, repetitions once."""
         numbers = {os.stat(path).st_ino: "", os.stat(os.path.dirname(path)).st_ino: " folder"}
         named = [name + numbers[number] for name, number in self if number in numbers]
         return [name for place, name in enumerate(named) if place == 0 or named[place - 1] != name]

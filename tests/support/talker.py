@@ -1,5 +1,7 @@
-"""The program with a model whose words are known, for terminals: what it answers to a question is in ANSWERS, and to
-any other question the question itself, in capitals. Run as a script it takes the program's arguments.
+"""The program with a scripted model, for terminals.
+
+It answers from ANSWERS, and any other question with the question itself in capitals. Run as a script it takes the
+program's arguments.
 """
 
 import time

@@ -14,8 +14,10 @@ ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
 
 
 class Terminal:
-    """Attributes:
-    seen: all that came so far.  drawn: what came of the latest thing that was said.
+    """A program on a pseudo-terminal.
+
+    Attributes:
+        seen: all output so far.  drawn: the output of the latest line that was typed.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Terminal:
         return self.press(f"{text}\r")
 
     def press(self, keys: str) -> str:
-        """The same with keys that send a line."""
+        """Return the same with keys that send a line."""
         self.type(keys)
         self.expect("\x1b\\[\\?2004l")  # the editor has taken it
         self.drawn = self.prompt()
@@ -88,10 +90,10 @@ class Terminal:
 
 
 def drawn(text: str) -> str:
-    """What is to be seen in the end: lines that were written over are gone."""
+    """Return the visible text: lines that were written over are gone."""
     return plain(re.sub("[^\n]*\r\x1b\\[2?K", "", text))
 
 
 def plain(text: str) -> str:
-    """What a terminal shows of it, as far as nothing is drawn over."""
+    """Return the text without escape sequences."""
     return ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "")

@@ -1,5 +1,7 @@
-"""A tiny random model in a real GGUF file, so that tests run without downloads: a llama of two layers with a byte-level
-BPE vocabulary and a ChatML template. What it says is noise; everything around it is as in a real file.
+"""A tiny random model in a real GGUF file, so that tests run without downloads.
+
+A llama of two layers with a byte-level BPE vocabulary and a ChatML template. What it says is noise; everything around
+it is as in a real file.
 """
 
 from pathlib import Path
@@ -20,7 +22,7 @@ CHATML = (
 
 
 def byte_pieces() -> list[str]:
-    """The 256 characters by which byte-level BPE writes the bytes 0 to 255: printable ones as themselves."""
+    """Return the 256 characters by which byte-level BPE writes the bytes 0 to 255: printable ones as themselves."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (chr(256 + n) for n in range(256))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
@@ -34,8 +36,9 @@ def vocabulary() -> list[str]:
 def write_tiny_model(
     path: Path, context: int = 512, chat_template: str | None = CHATML, seed: int = 0, metadata: dict | None = None
 ) -> Path:
-    """Write the model to `path` (about 440 KB, F32) and return the path; `context`: what it was "trained" for;
-    metadata: more of it, numbers and texts.
+    """Write the model to `path` (about 440 KB, F32) and return the path.
+
+    context: its trained context length; metadata: further keys, numbers and texts.
     """
     writer = gguf.GGUFWriter(str(path), "llama")
     add_hyperparameters(writer, context)

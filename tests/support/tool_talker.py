@@ -1,5 +1,7 @@
-"""The program with a model that calls tools: what it answers to a question is in CALLS, and to what a tool returns its
-first line. Run as a script it takes the program's arguments.
+"""The program with a scripted model that calls tools.
+
+It answers questions from CALLS, and a tool's result with its first line. Run as a script it takes the program's
+arguments.
 """
 
 import json

@@ -85,12 +85,12 @@ def metadata(name: str) -> dict[str, Any]:
 
 
 def cuts(pre: str, **more: Any) -> dict[str, Any]:
-    """A byte-level vocabulary in which any two neighbours of the texts merge, unless a pre-tokenizer cuts them."""
+    """Return a byte-level vocabulary that merges any two neighbours unless a pre-tokenizer cuts them."""
     return byte_level(GIVEN["bigrams"], pre) | with_prefix(more)
 
 
 def write_vocabulary(metadata: dict[str, Any], path: Path) -> Path:
-    """A file without tensors, of which llama.cpp reads the vocabulary alone."""
+    """Return a file without tensors, of which llama.cpp reads the vocabulary alone."""
     sizes = {"context_length": 512, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
     sizes |= {"attention.head_count": 1, "rope.dimension_count": 64}
     fields = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}

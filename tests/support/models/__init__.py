@@ -42,7 +42,7 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:
-    """The model of a declaration, with other numbers and dimensions if wanted: model("llama", 3, width=120).
+    """Return the model of a declaration, with other numbers and dimensions if wanted: model("llama", 3, width=120).
 
     Also of ENCODERS, MASKED, ANSWERING and PARTLY, and one of QUANTIZED: model("llama-Q4_0"), or any pair of a
     declaration and a format.

@@ -58,6 +58,6 @@ IN_BLOCKS = ["t5-Q8_0", "umt5-Q4_0"]
 
 
 def text_and_answer(name: str, model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """A text's tokens, and the first ones of an answer."""
+    """Return a text's tokens, and the first ones of an answer."""
     tokens = prompt(name, model.metadata[f"{model.arch}.vocab_size"] - START - 1) + START + 1
     return tokens[:READ], np.concatenate(([START], tokens[READ : READ + WRITTEN])).astype(np.int32)

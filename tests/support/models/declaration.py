@@ -61,16 +61,18 @@ class Declaration:
 
 
 def declare(arch: str, layer: Any, whole: Shapes = UNTIED, metadata: Any = None, values: Any = None, **dims: Any):
-    """A declaration; epsilon and its kind (norm="layer" or "rms"), too, are dimensions."""
+    """Return a declaration; epsilon and its kind (norm="layer" or "rms"), too, are dimensions."""
     return Declaration(arch, layer, whole, metadata or {}, dims, values or {})
 
 
 @dataclass(frozen=True)
 class Model:
-    """Attributes:
-    metadata: with whole keys.
-    tensors: by name, float32, or uint8 [..., bytes of a row] of those that have a format.
-    formats: of tensors that are not float32.
+    """A tiny model.
+
+    Attributes:
+        metadata: with whole keys.
+        tensors: by name, float32, or uint8 [..., bytes of a row] of those that have a format.
+        formats: of tensors that are not float32.
     """
 
     arch: str
@@ -120,7 +122,7 @@ def shapes(declaration: Declaration, d: Dims) -> dict[str, tuple[int, ...]]:
 
 
 def make(declaration: Declaration, name: str, seed: int = 0, **dims: Any) -> Model:
-    """The model; dims: other dimensions than declared, None for metadata that shall be missing."""
+    """Return the model; dims: other dimensions than declared, None for metadata that shall be missing."""
     d = dims_of(declaration, **dims)
     found = shapes(declaration, d)
     tied, tensors = "output.weight" not in found, {}
@@ -134,7 +136,7 @@ def make(declaration: Declaration, name: str, seed: int = 0, **dims: Any) -> Mod
 
 
 def values_of(name: str, tied: bool) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:
-    """What numbers a tensor of that name gets."""
+    """Return the mean and the deviation of a tensor's random numbers."""
     kind = name.split(".", 2)[-1] if name.startswith("blk.") else name
     if kind == "token_embd.weight":
         return lambda n, shape: n.normal(shape, 2.5 * shape[-1] ** -0.5 if tied else 1)

@@ -80,7 +80,7 @@ OPENELM_DIMS = {"heads": (4, 6, 3), "kv_heads": (2, 3, 1), "hidden": (32, 64, 96
 
 
 def openelm(layer: int) -> dict[str, str]:
-    """The tensors of a layer, which has dimensions of its own."""
+    """Return the tensors of a layer, which has dimensions of its own."""
     own = {name: str(values[layer]) for name, values in OPENELM_DIMS.items()}
     tensors = {**NORMS, **HEAD_NORMS, **JOINED, **GATED}
     return {name: with_own(shape, own) for name, shape in tensors.items()}
@@ -98,7 +98,7 @@ def without_value_length(metadata: dict) -> dict:
 
 
 def deci(layer: int) -> dict[str, str]:
-    """What a layer has of attention and of a feed-forward network."""
+    """Return a layer's parts of attention and feed-forward network."""
     own = {name: str(values[layer]) for name, values in DECI.items()}
     tensors = norms("attn_norm") if own["heads"] != "0" else {}
     if own["kv_heads"] != "0":
@@ -110,13 +110,13 @@ def deci(layer: int) -> dict[str, str]:
 
 
 def own_heads(tensors: Mapping[str, str], layer: int) -> dict[str, str]:
-    """A layer's tensors, with as many heads as it has."""
+    """Return a layer's tensors, with as many heads as it has."""
     own = {name: str(values[layer]) for name, values in HEADS_DIMS.items()}
     return {name: with_own(shape, own) for name, shape in tensors.items()}
 
 
 def laguna(layer: int, gates: str) -> dict[str, str]:
-    """A gate for each head or each number, experts behind the first layer."""
+    """Return a gate for each head or each number, experts behind the first layer."""
     mixture = {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
     gate = {"attn_gate.weight": f"{gates}, width"}
     return own_heads({**NORMS, **ATTENTION, **HEAD_NORMS, **gate, **(mixture if layer else GATED)}, layer)
@@ -136,7 +136,7 @@ def mimo2(layer: int) -> dict[str, str]:
 
 
 def with_own(shape: str, own: Mapping[str, str]) -> str:
-    """A shape with a layer's own dimensions."""
+    """Return a shape with a layer's own dimensions."""
     for name, value in own.items():
         shape = re.sub(rf"\b{name}\b", value, shape)
     return shape

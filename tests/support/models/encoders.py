@@ -42,7 +42,7 @@ def experts(d: Dims, number: int) -> Shapes:
 
 
 def modern(d: Dims, number: int) -> Shapes:
-    """The first layer has no norm in front."""
+    """Declare a layer of ModernBERT, whose first layer has no norm in front."""
     return {**JOINED, **HALVES, **(NORMS if number else norms("ffn_norm"))}
 
 
@@ -127,8 +127,10 @@ ROWS_IN_BLOCKS = ["eurobert-Q8_0", "neo_bert-Q8_0", "llama_embed-Q4_0", "t5encod
 
 @dataclass(frozen=True)
 class RowsGolden:
-    """Attributes:
-    rows: float32 [texts, width] of llama.cpp.  digest: of the model.
+    """The recorded rows.
+
+    Attributes:
+        rows: float32 [texts, width] of llama.cpp.  digest: of the model.
     """
 
     rows: np.ndarray

@@ -25,7 +25,7 @@ NOT_ABSORBED = {"attn_kv_b.weight": "heads * (nope + value), kv_rank"}
 
 
 def deepseek2(queries: Shapes, more: Shapes, **dims):
-    """The first layer is dense. The attention's parts, what the routing has, a dimension q_rank of 0 for none."""
+    """Declare DeepSeek 2, whose first layer is dense; queries, more: tensors; q_rank 0: no latent queries."""
     bias = ROUTER_BIAS if dims.get("router") else {}
 
     def layer(d: Dims, number: int) -> Shapes:

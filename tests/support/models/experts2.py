@@ -39,7 +39,9 @@ def pattern(period: int, first: int = 0) -> Callable[[Dims], list[bool]]:
 
 def mixed(arch: str, always: Shapes, mixture: Shapes, metadata: dict, whole: Shapes = UNTIED, guess: Shapes = GUESSING,
           **dims) -> Declaration:  # fmt: skip
-    """The first `dense` layers have no experts; others have the mixture, the last ones, if some guess, and more.
+    """Declare a mixture.
+
+    The first `dense` layers have no experts; others have the mixture, the last ones, if some guess, and more.
 
     metadata: what is not told by dimensions; `shared` experts are beside the others, in one whose `length` may be told.
     """

@@ -20,12 +20,14 @@ LONG = {"deepseek4": 150}  # prompts of models that see blocks of 128 tokens
 
 @dataclass(frozen=True)
 class Golden:
-    """Attributes:
-    tokens: the prompt.  prefill: float32 [PROMPT, logits kept].
-    greedy: tokens that follow, each the most likely behind the one before.  decode: float32 [STEPS, logits kept],
+    """The recorded logits.
+
+    Attributes:
+        tokens: the prompt.  prefill: float32 [PROMPT, logits kept].
+        greedy: tokens that follow, each the most likely behind the one before.  decode: float32 [STEPS, logits kept],
         behind each of them.
-    digest: of the model.
-    native: for quantized files, whose logits here are those of their weights in float32: how far from them those of
+        digest: of the model.
+        native: for quantized files, whose logits here are those of their weights in float32: how far from them those of
         llama.cpp's kernels for the format are; normalized mean square errors of prefill and decode.
     """
 

@@ -26,7 +26,7 @@ MADE = ["deepseek2_v3", "qwen35", "qwen35moe", "qwen3next", "cohere2moe_rms"]
 
 
 def with_guess(name: str) -> Model:
-    """A model with a layer that guesses: its own, or one made of its last layer, which attends."""
+    """Return a model with a layer that guesses: its own, or one made of its last layer, which attends."""
     made = model(name)
     if name in OWN:
         return made
@@ -45,7 +45,7 @@ def with_guess(name: str) -> Model:
 
 
 def with_head(name: str) -> tuple[Model, Model]:
-    """A model, and the head that guesses for it."""
+    """Return a model, and the head that guesses for it."""
     made = model("llama", **HEADS[name].get("model", {}))
     return made, head(name, made)
 

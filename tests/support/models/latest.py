@@ -22,7 +22,7 @@ ADAPTERS |= {f"{name}.lora_b": f"adapters + 1, {rows}, rank" for name, (rows, _)
 
 
 def graniteswitch(name: str, places: list[int], whole: dict = TIED, scales: dict | None = None, **dims):
-    """The adapters' tokens are those at some places of the prompt."""
+    """Declare Granite Switch; the adapters' tokens are those at some places of the prompt."""
 
     def metadata(d: Dims) -> dict:
         activating = [int(prompt(name, d.vocab)[place]) for place in places]

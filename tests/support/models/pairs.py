@@ -93,7 +93,7 @@ def numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_pair(folder: Path, **changed: object) -> Path:
-    """A checkpoint; changed: in config.json's parts."""
+    """Return a checkpoint; changed: in config.json's parts."""
     folder.mkdir(exist_ok=True)
     ids, merges = vocabulary()
     text = TEXT | {"vocab_size": len(ids), "bos_token_id": ids[START], "eos_token_id": ids[END]}

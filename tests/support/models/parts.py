@@ -41,7 +41,7 @@ POST_NORMS = norms("post_attention_norm", "post_ffw_norm")
 
 
 def biased(shapes: Shapes, *names: str) -> dict[str, str]:
-    """The tensors and biases for some of them, or for all."""
+    """Return the tensors and biases for some of them, or for all."""
     chosen = [f"{name}.weight" for name in names] or list(shapes)
     biases = {name.replace(".weight", ".bias"): shapes[name].rpartition(", ")[0] or shapes[name] for name in chosen}
     return {**shapes, **biases}

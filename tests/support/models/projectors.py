@@ -157,7 +157,7 @@ PROJECTORS = {
 
 
 def projector(name: str, seed: int = 0, metadata: Mapping[str, Any] | None = None, **dims: int) -> Model:
-    """The projector of a declaration, with other numbers, dimensions and metadata if wanted."""
+    """Return the projector of a declaration, with other numbers, dimensions and metadata if wanted."""
     declared = PROJECTORS[name]
     d = SimpleNamespace(**{**DEFAULTS, **declared.dims, **dims})
     shapes = dict(declared.whole)
@@ -173,7 +173,7 @@ def projector(name: str, seed: int = 0, metadata: Mapping[str, Any] | None = Non
 
 
 def values(name: str) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:
-    """What numbers a tensor of that name gets."""
+    """Return the random numbers of a tensor of that name."""
     if name.endswith((".bias", "class_embd", "position_embd.weight", "image_newline")):
         return lambda n, shape: n.normal(shape, 0.5)
     if "ln" in name or "norm" in name or name.endswith("mlp.0.weight"):
@@ -228,7 +228,7 @@ TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ mess
 
 
 def seeing(name: str, seed: int = 0, **dims: Any) -> Model:
-    """A language model that goes with a projector: as wide as its rows, and with the tokens that it needs."""
+    """Return a language model that goes with a projector: as wide as its rows, and with the tokens that it needs."""
     made = model(
         TEXT.get(name, "llama"),
         seed,
@@ -276,11 +276,13 @@ def digest_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class PictureGolden:
-    """Attributes:
-    tokens: of the whole prompt, -1 for each row of an image.
-    rows: of all images, float32 [rows, width], or of every so many of them (`some`).
-    logits: behind the last token.  trained: the rows as transformers computes them, in float64.
-    said: the logits as transformers computes them.  digest: of both.
+    """The recorded rows and logits.
+
+    Attributes:
+        tokens: of the whole prompt, -1 for each row of an image.
+        rows: of all images, float32 [rows, width], or of every so many of them (`some`).
+        logits: behind the last token.  trained: the rows as transformers computes them, in float64.
+        said: the logits as transformers computes them.  digest: of both.
     """
 
     tokens: np.ndarray

@@ -60,7 +60,7 @@ def format_of(name: str, quantization: str) -> Format:
 
 
 def in_blocks(model: Model, name: str, quantization: str, seed: int = 0) -> Model:
-    """The model with other matrices, of random blocks; what has no whole number of blocks per row stays float32."""
+    """Return the model with matrices of random blocks; rows that are not whole blocks stay float32."""
     tensors, formats = dict(model.tensors), dict(model.formats)
     for tensor, values in model.tensors.items():
         format = format_of(tensor, quantization)
@@ -99,13 +99,13 @@ def blocks(numbers: Numbers, format: Format, count: int, scale: float) -> np.nda
 
 @cache
 def deviation_of_scale_one(format: Format) -> float:
-    """Rounded, for sums depend on the order in which a CPU adds."""
+    """Return the weights' deviation at scale 1, rounded, because sums depend on the CPU's order of adding."""
     data = blocks(Numbers("deviation", format.name), format, 1024, 1.0)
     return float(f"{dequantize(Tensor('', format, (1024, format.block), data)).std():.2g}")
 
 
 def exact(model: Model) -> Model:
-    """The same weights in float32."""
+    """Return the same weights in float32."""
     tensors, whole = dict(model.tensors), {name: "I32" for name, format in model.formats.items() if format == "I32"}
     for name, format in model.formats.items():
         if name in whole:

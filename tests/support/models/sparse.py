@@ -21,7 +21,7 @@ INDEX = {
 
 
 def minimax_m3(more: dict, **dims):
-    """The first `dense` layers have neither experts nor an indexer.
+    """Declare MiniMax M3: the first `dense` layers have neither experts nor an indexer.
 
     Where others choose, llama.cpp needs its flash attention, which rounds keys of dense layers.
     """
@@ -85,7 +85,7 @@ def glm5_next(kinds: str, more: dict, **dims):
 
 
 def compressor(name: str, dim: str) -> Shapes:
-    """What makes rows of blocks, of `parts` rows for each token."""
+    """Declare the tensors that compress blocks, `parts` rows for each token."""
     return {
         f"{name}_compressor_kv.weight": f"parts * {dim}, width",
         f"{name}_compressor_gate.weight": f"parts * {dim}, width",

@@ -116,7 +116,10 @@ def of_rwkv7(d: Dims) -> dict:
 
 
 def rwkv7(arch: str, more: Shapes, whole: Shapes, metadata: dict, **dims):
-    """The first layer has matrices for a residual that it has not, like others or of the rank of learning rates."""
+    """Declare RWKV 7.
+
+    The first layer has unused matrices for a residual, like others or of the learning rates' rank.
+    """
 
     def layer(d: Dims, number: int) -> Shapes:
         rank = "rank3" if number else "rank2"

@@ -8,7 +8,7 @@ NORMAL, CONTROL = 1, 3
 
 
 def pieces(size: int) -> list[str]:
-    """Special tokens, one per byte, merged ones, and as many others as are wanted."""
+    """Return special tokens, one per byte, merged ones, and others up to `size`."""
     known = SPECIAL_TOKENS + byte_pieces() + [merge.replace(" ", "") for merge in MERGES]
     return (known + [f"<{n}>" for n in range(len(known), size)])[:size]
 
