@@ -15,7 +15,7 @@ from checkpoint import spelled_out, write_family
 from engines import open_engine
 from invoked import invoke
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
-from project import GOLDENS
+from project import GOLDENS, SUPPORT
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
 from localllm.arch import architecture
@@ -143,20 +143,31 @@ def converted(variant: str, folder: Path) -> Path:
     return folder / "model.gguf"
 
 
-def test_a_mixture_of_experts_gets_an_importance_matrix(tmp_path: Path, text: str):
-    """Which quantize takes, and which has a row and a count for each expert."""
-    model, out = converted("qwen3moe", tmp_path), tmp_path / "m.imatrix"
-    invoke("imatrix", model, text, "-o", out, "--chunks", "2", "--ctx-size", "64")
-    matrix = read_imatrix(out)
-    stack = matrix.squares["blk.0.ffn_down_exps.weight"]
-    tokens = matrix.squares["blk.0.attn_q.weight"].counts[0]
-    used = GGUFFile.open(model).metadata["qwen3moe.expert_used_count"]
-    assert stack.sums.shape[0] == len(stack.counts) > 1 and stack.counts.sum() == used * tokens
+# What llama-imatrix (November 2026) makes of the model and the text below: `-c 128 -b 128 -ub 128 --chunks 3`.
+OF_EXPERTS = {
+    "blk.1.ffn_down_exps.weight": ([130, 283, 77, 278], [
+        [2.7741, 1.3886, 24.0841], [32.8011, 1.6446, 6.4581], [131.8838, 3.268, 0.6387],
+        [26.8728, 549.9562, 43.7424]]),
+    "blk.0.ffn_up_exps.weight": ([171, 129, 259, 209], [
+        [67.6102, 78.6133, 27.6206], [43.0929, 63.5257, 28.3279], [96.4455, 155.0717, 39.3216],
+        [79.7056, 108.394, 26.4781]]),
+}  # fmt: skip
+
+
+def test_the_importance_matrix_of_experts_is_llama_imatrixs(tmp_path: Path):
+    """A row and a count for each expert, which quantize takes."""
+    model, out, text = converted("qwen3moe", tmp_path), tmp_path / "m.imatrix", tmp_path / "text.txt"
+    text.write_text((SUPPORT / "prose.txt").read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    invoke("imatrix", model, text, "-o", out, "--chunks", "3", "--ctx-size", "128")
+    squares = read_imatrix(out).squares
+    assert squares["blk.0.attn_q.weight"].counts.tolist() == [384]
+    for name, (counts, sums) in OF_EXPERTS.items():
+        assert squares[name].counts.tolist() == counts
+        np.testing.assert_allclose(squares[name].sums[:, :3], sums, rtol=1e-3)
     small = [tmp_path / f"{name}.gguf" for name in ("plain", "weighted")]
     for path, words in zip(small, ([], ["--imatrix", out]), strict=True):
         invoke("quantize", model, path, "Q4_0", *words)
-    name = "blk.0.ffn_down_exps.weight"
-    plain, weighted = (GGUFFile.open(path).tensors[name].data for path in small)
+    plain, weighted = (GGUFFile.open(path).tensors["blk.0.ffn_down_exps.weight"].data for path in small)
     assert (plain != weighted).any()
 
 
