@@ -9,6 +9,7 @@ from typing import Any
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
+LFS = b"version https://git-lfs.github.com/spec/"  # how a pointer of Git LFS begins
 MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
@@ -19,9 +20,17 @@ def read_bytes(path: Path) -> bytes | None:
             return None
         if path.stat().st_size > MOST_BYTES:
             raise ModelError(f"{path}: {path.stat().st_size} bytes are too many for such a file")
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    refuse_pointer(path, data)
+    return data
+
+
+def refuse_pointer(path: Path, data: bytes) -> None:
+    """Raise ModelError for a pointer of Git LFS, which a clone without LFS has instead of a large file."""
+    if data.startswith(LFS):
+        raise ModelError(f"{path}: a Git LFS pointer instead of the file: run `git lfs pull` in the folder")
 
 
 def read_text(path: Path) -> str | None:

@@ -7,6 +7,7 @@ Format: https://github.com/huggingface/safetensors#format
 
 import json
 import re
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from localllm.convert.files import read_json, report_as_model_error
+from localllm.convert.files import read_json, refuse_pointer, report_as_model_error
 from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.frozen import frozen
 
+WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")  # of PEFT, torch.compile, data parallel training
+ADAPTER = re.compile(r".*\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\..+")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
@@ -59,7 +62,18 @@ def open_weights(folder: Path) -> dict[str, Stored]:
         for name, file in (read_index(folder) or {}).items():
             if name not in found:
                 raise ModelError(f"{folder / INDEX}: tensor {printable(name)} should be in {file}, and is not")
-    return found
+    return unwrap(found)
+
+
+def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Remove what a training framework puts before all names. Raises ModelError for adapters that are not merged."""
+    for name, tensor in stored.items():
+        if ADAPTER.fullmatch(name):
+            raise ModelError(f"{tensor.path}: has adapter weights ({printable(name)}): merge them into the model first")
+    for prefix in WRAPPERS:
+        if stored and all(name.startswith(prefix) for name in stored):
+            return unwrap({name.removeprefix(prefix): tensor for name, tensor in stored.items()})
+    return dict(stored)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -108,6 +122,8 @@ def without_weights(folder: Path) -> str:
 def read_header(path: Path) -> dict[str, Stored]:
     """Read the tensors of one file, by name. Raises ModelError."""
     try:
+        with path.open("rb") as file:
+            refuse_pointer(path, file.read(64))
         with safe_open(path, framework="numpy") as checked:
             names = set(checked.keys())
         with path.open("rb") as file:

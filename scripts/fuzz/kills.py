@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills localllm while it writes, again and again.
 
-    python scripts/fuzz/kills.py quantize|calibrate|cache [--times N]
+    python scripts/fuzz/kills.py quantize|ladder|calibrate|cache [--times N]
 
 Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
 moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
@@ -29,6 +29,7 @@ from localllm.cli import main as program  # noqa: E402
 from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
 from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
 from localllm.quant.cache import cache_folder  # noqa: E402
+from localllm.quantizing import ladder  # noqa: E402
 
 
 class Started:
@@ -144,6 +145,30 @@ def kill_quantize(folder: Path, times: int) -> int:
     return hit
 
 
+def kill_ladder(folder: Path, times: int) -> int:
+    """Kill ladders: no file has its name before all are whole, and later processes resume."""
+    model, out = write_tiny_model(folder / "ladder.gguf"), folder / "ladder"
+    out.mkdir()
+    command = ["quantize", model, out / "{type}.gguf", "--types", "Q8_0,Q5_0,Q4_0", "--pure", "--force"]
+    saved, ladder.SAVE_EVERY = ladder.SAVE_EVERY, 0.0
+    took = min(seconds_left(writing(out, *command)) for _ in range(2))
+    new = {path.name: path.read_bytes() for path in out.iterdir()}
+    hit = went_on = 0
+    for number in range(times):
+        is_begun = bool(list(out.glob("*.ladder")))
+        for path in [] if is_begun else [*out.iterdir()]:
+            path.unlink()
+        hit += killed(random.random() * took, *command)
+        for path in out.glob("*.gguf"):
+            require(path.read_bytes() == new[path.name], f"kill {number}: {path.name} is not whole")
+        went_on += is_begun
+    seconds(*command)
+    ladder.SAVE_EVERY = saved
+    require({path.name: path.read_bytes() for path in out.iterdir()} == new, "other files after all")
+    print(f"{went_on} found what another one had begun")
+    return hit
+
+
 def kill_calibrate(folder: Path, times: int) -> int:
     """Kill calibrations: encoded tensors survive, and later processes resume after them."""
     model, text, out = write_tiny_model(folder / "m.gguf", context=128), folder / "text.txt", folder / "out" / "x.gguf"
@@ -215,7 +240,7 @@ def require(is_so: bool, otherwise: str) -> None:
 def main() -> None:
     """Parse, kill, tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["quantize", "calibrate", "cache"])
+    parser.add_argument("what", choices=["quantize", "ladder", "calibrate", "cache"])
     parser.add_argument("--times", type=int, default=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -224,7 +249,7 @@ def main() -> None:
             kernels = Path(name) / "cache" / "kernels"
             shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
-        kills = {"quantize": kill_quantize, "calibrate": kill_calibrate, "cache": kill_cache}
+        kills = {"quantize": kill_quantize, "ladder": kill_ladder, "calibrate": kill_calibrate, "cache": kill_cache}
         hit = kills[options.what](Path(name), options.times)
     print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
 

@@ -270,6 +270,8 @@ def family_of(config: Config) -> Family:
     if family is None:
         near = get_close_matches(config.architecture, FAMILIES) or ["LlamaForCausalLM"]
         known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
+        if not config.architecture:
+            raise config.refusal('no "architectures", which names the model class, e.g. ["LlamaForCausalLM"]')
         raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
     kept = KEEP_BLOCKS.get((config.architecture, quant_method(config)))
     if kept is None:

@@ -34,6 +34,19 @@ def open_fp8(tensors: Tensors, config: Config) -> Tensors:
     return tensors
 
 
+def open_unscaled(tensors: Tensors) -> Tensors:
+    """Decode weights that were cast to 8 bits: without a quantization method the numbers are the weights."""
+    for name, weight in [*tensors.all().items()]:
+        if weight.dtype in EIGHT_BITS and weight.shape:
+            put_numbers(tensors, name, weight)
+    return tensors
+
+
+def put_numbers(tensors: Tensors, name: str, weight: Stored) -> None:
+    """Add a weight of 8-bit numbers without scales."""
+    tensors.put(name, weight, weight.shape, lambda first, last: decode(weight.rows(first, last), weight.dtype))
+
+
 def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block: Sequence[int] | None) -> None:
     """Add a weight of 8-bit numbers times scales. Raises ModelError for scales that do not fit."""
     scales = load(scale)

@@ -331,3 +331,31 @@ def test_packed_numbers(bits: int):
     assert np.array_equal(unpack_stream(stream(numbers, bits), bits), numbers)
     if 32 % bits == 0:
         assert np.array_equal(unpack_words(words(numbers, bits), bits), numbers)
+
+
+def with_8_bits(folder: Path, **config: object) -> Path:
+    """A checkpoint whose projections are FP8 numbers without scales."""
+    folder = write_checkpoint(folder, config)
+    tensors = [("F8_E4M3" if "proj" in name else "F32", name, array) for name, array in make_weights(CONFIG).items()]
+    random = np.random.default_rng(1)
+    write_safetensors(folder / "model.safetensors", [
+        (name, dtype, random.integers(0, 0x7E, array.shape, np.uint8) if dtype != "F32" else array)
+        for dtype, name, array in tensors
+    ])  # fmt: skip
+    return folder
+
+
+def test_weights_that_were_cast_to_8_bits(tmp_path: Path):
+    """Without a quantization method, the numbers are the weights."""
+    tensors = {tensor.name: tensor for tensor in open_folder(with_8_bits(tmp_path)).tensors}
+    rows = tensors["blk.0.ffn_up.weight"].rows(0, 96).view(np.float32)
+    random = np.random.default_rng(1)
+    codes = {name: random.integers(0, 0x7E, array.shape, np.uint8)
+             for name, array in make_weights(CONFIG).items() if "proj" in name}  # fmt: skip
+    np.testing.assert_array_equal(rows, fp8(codes["model.layers.0.mlp.up_proj.weight"]).astype(np.float32))
+
+
+def test_a_missing_scale_is_named(tmp_path: Path):
+    folder = with_8_bits(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    with pytest.raises(ModelError, match=r"_proj\.weight is F8_E4M3, and has no scale"):
+        open_folder(folder)
