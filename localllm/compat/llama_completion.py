@@ -65,7 +65,7 @@ class TextCompletion:
         if not self.given.echo:
             return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
         shown = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
-        tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count), *self.answer.logprobs]
+        tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
         if len(shown) == len(self.ids):  # nothing stands in front of the first one
             tokens = [LikelyToken(TokenLogprob(shown[0], 0.0), ()), *tokens]
         lists = completion_logprobs(tokens, tokenizer, 0)

@@ -39,16 +39,18 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
     return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)
 
 
-def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> list[LikelyToken]:
-    """Return the log probabilities of a prompt's tokens but the first, each with the `count` likeliest.
+def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[list[LikelyToken], np.ndarray]:
+    """Return log probabilities of a prompt's tokens but the first, and the logits behind it, float32 [vocab].
 
-    sequence: an empty one, which is closed. Runs are short, so that activations keep 16 bits and few logits are in
-    memory. Raises as Sequence.append.
+    sequence: an empty one, which is closed.  count: likeliest tokens to tell beside each.
+
+    Runs are short, so that activations keep 16 bits and few logits are in memory. Raises as Sequence.append.
     """
-    found, read = list[LikelyToken](), ids[:-1]
+    found, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):
-        for begin in range(0, len(read), PRECISE_TOKENS):
-            rows = sequence.append(read[begin : begin + PRECISE_TOKENS], "all")
+        for begin in range(0, len(ids), PRECISE_TOKENS):
+            rows = sequence.append(ids[begin : begin + PRECISE_TOKENS], "all")
             following = ids[begin + 1 : begin + 1 + len(rows)]
-            found += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=True)]
-    return found
+            found += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=False)]
+            row = rows[-1].copy()
+    return found, row

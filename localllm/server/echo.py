@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from localllm.frozen import frozen
-from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
+from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs, token_logprobs
 
 if TYPE_CHECKING:
     from localllm.server.service import ResponseStream
@@ -21,11 +21,13 @@ class EchoedPrompt:
         text: the prompt; control tokens of token ids, too.
         tokens: what was read of it, without a token in front of a text that the vocabulary begins with.
         has_first: whether the first of them has nothing in front, and so no probability.
+        end: the likeliest end token behind it, None if no log probabilities are wanted.
     """
 
     text: str = ""
     tokens: tuple[LikelyToken, ...] = ()
     has_first: bool = False
+    end: LikelyToken | None = None
 
 
 async def echo_prompts(stream: "ResponseStream", top_logprobs: int | None) -> list[EchoedPrompt]:
@@ -39,8 +41,10 @@ async def echo_prompts(stream: "ResponseStream", top_logprobs: int | None) -> li
         if top_logprobs is None:
             prompts.append(EchoedPrompt(text))
             continue
-        tokens = await asyncio.to_thread(prompt_logprobs, stream.model.sequence(), ids, top_logprobs)
+        tokens, row = await asyncio.to_thread(prompt_logprobs, stream.model.sequence(), ids, top_logprobs)
         has_bos = isinstance(prompt, str) and ids[:1] == [tokenizer.bos_id]
         first = [] if has_bos or not ids else [LikelyToken(TokenLogprob(ids[0], 0.0), ())]
-        prompts.append(EchoedPrompt(text, (*first, *tokens), bool(first)))
+        end = max(tokenizer.end_ids, key=row.__getitem__, default=None) if len(row) else None
+        told = None if end is None else token_logprobs(row, end, top_logprobs)
+        prompts.append(EchoedPrompt(text, (*first, *tokens), bool(first), told))
     return prompts

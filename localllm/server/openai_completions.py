@@ -63,8 +63,11 @@ async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: boo
 
 def add_prompt(choice: dict[str, Any], prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
     """Put a prompt and its log probabilities in front of a choice's."""
+    tokens = [*prompt.tokens]
+    if choice["finish_reason"] == "stop" and not choice["text"] and prompt.end:  # which counts as one that was written
+        tokens.append(prompt.end)
     choice["text"] = prompt.text + choice["text"]
-    logprobs = format_logprobs([*prompt.tokens], stream, query)
+    logprobs = format_logprobs(tokens, stream, query)
     if logprobs is None:
         return
     if prompt.has_first:
@@ -133,9 +136,10 @@ async def stream_chunks(
     try:
         for number, prompt in enumerate(await echo_prompts(stream, query.top_logprobs) if has_echo else ()):
             for index in range(number * query.n, (number + 1) * query.n):
-                empty = {"index": index, "text": "", "logprobs": format_logprobs([], stream, query)}
+                logprobs = format_logprobs([], stream, query)
+                empty = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
                 add_prompt(empty, prompt, stream, query)
-                yield format_event({**base, "choices": [{**empty, "finish_reason": None}], **usage})
+                yield format_event({**base, "choices": [empty], **usage})
         async for number, token_event in stream.events():
             text = "".join(text for _, text in token_event.parts)
             if not (text or token_event.logprob or token_event.finish_reason):
