@@ -18,6 +18,9 @@ FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Of a file's name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ... between marks that are no letters or digits.
+NO_MODELS = "mmproj", "imatrix"  # in the name of a file that is about a model, or sees for it
+DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the name of a file that guesses for another one
+WEIGHTED = "I1-"  # before a quantization: made with an importance matrix, in the names of some who publish models
 QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?I?Q[0-9](?:_[A-Z0-9]+)+|TQ[0-9]_[0-9]|B?F16|F32|FP16|FP32|MXFP4(?:_MOE)?|NVFP4)"
     r"(?![A-Za-z0-9])",
@@ -47,6 +50,13 @@ class ModelFile:
                 return normalize_quantization(matches[-1])
         return ""
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What the quantization may be called: Q4_K_M also I1-Q4_K_M if the file's name says so, as on the hub."""
+        kind = self.quantization
+        is_weighted = kind and f"{WEIGHTED}{kind}" in self.name.upper().replace("FP", "F")
+        return (kind, f"{WEIGHTED}{kind}") if is_weighted else (kind,)
+
 
 def normalize_quantization(quantization: str) -> str:
     """Normalize the name of a quantization: q4_k_m to Q4_K_M, fp16 to F16."""
@@ -54,18 +64,31 @@ def normalize_quantization(quantization: str) -> str:
 
 
 def model_files(names: Iterable[str]) -> list[ModelFile]:
-    """Group files into models, by name; projectors (mmproj) and importance matrices are left out."""
+    """Group files into models, by name; projectors and importance matrices are left out.
+
+    Draft heads of other models are, too, but where a repository has nothing else.
+    """
+    names = [name for name in names if is_model(name)]
+    names = [name for name in names if not is_draft_head(name)] or names
     groups: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
-        base = PurePosixPath(name).name.lower()
-        if not base.endswith(ENDING) or base.startswith(("mmproj", ".")) or "imatrix" in base:
-            continue
         split = SPLIT.fullmatch(name)
         stem, count = (split["stem"], int(split["count"])) if split else (name[: -len(ENDING)], 0)
         groups.setdefault((stem, count), []).append(name)
     return [
         ModelFile(stem, tuple(files), len(files) == max(count, 1)) for (stem, count), files in sorted(groups.items())
     ]
+
+
+def is_model(name: str) -> bool:
+    """Return whether a file is a model, or part of one, by its name."""
+    base = PurePosixPath(name).name.lower()
+    return base.endswith(ENDING) and not base.startswith(".") and not any(mark in base for mark in NO_MODELS)
+
+
+def is_draft_head(name: str) -> bool:
+    """Return whether a file is the draft head of another model, by its name, as llama.cpp tells."""
+    return any(mark in PurePosixPath(name).name.lower() for mark in DRAFT_HEADS)
 
 
 def models_folder() -> Path:

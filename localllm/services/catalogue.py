@@ -7,6 +7,7 @@
     OWNER/REPOSITORY              the same, like hf.co/OWNER/REPOSITORY and its page's address
     gemma3:4b                     a known model by Ollama's name
     mine                          a file in the folder of models, as `localllm list` shows it
+    ollama:NAME:TAG               a model of Ollama's store; those of Hugging Face's cache and LM Studio's are hf:...
 
 Every command that is not given a path uses this: it imports no slow modules.
 """
@@ -135,16 +136,19 @@ def resolve(model: str | os.PathLike[str]) -> str:
     if (known := registry_models().get(name.lower())) and not known.repository:
         return str(DATA / known.file)
     reference = parse_reference(name)
-    if reference is None:
-        return find_in_folder(name)
-    if found := find_on_disk(reference):
+    if reference and (found := find_on_disk(reference)):
         return str(found[0])
-    if name.startswith(HUB):
-        raise MissingError(reference)
     try:
+        if reference and name.startswith(HUB):
+            raise MissingError(reference)
         return find_in_folder(name)
-    except ModelError:
-        raise MissingError(reference) from None
+    except ModelError as error:
+        from localllm.services.found_models import find_elsewhere  # seldom needed
+
+        meant = reference or HubReference(name, "")
+        if path := find_elsewhere(name, meant.repository, lambda names: select_files(names, meant)):
+            return path
+        raise (MissingError(reference) if reference else error) from None
 
 
 def resolve_alias(name: str) -> str:
@@ -207,8 +211,8 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     if not models:
         raise ModelError(f"{whose} has no matching GGUF file")
     wanted = normalize_quantization(reference.quantization or reference.usual)
-    exact = [model for model in models if model.quantization == wanted]
-    near = [model for model in models if model.quantization == f"UD-{wanted}"]
+    exact = [model for model in models if wanted in model.tags]
+    near = [model for model in models if model.quantization in (f"UD-{wanted}", f"{wanted}_MOE")]
     found = exact or near or ([] if reference.quantization else models)
     if len({model.name for model in found}) != 1:  # one model may be there as one file, and as several
         what = "several files" if exact or near else f"no {wanted}" if not found else "several quantizations"

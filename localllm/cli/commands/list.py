@@ -13,20 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localllm.services.catalogue import Known, OnDisk
+    from localllm.services.found_models import FoundModel
 
 
 def list(
     all: Annotated[bool, typer.Option("--all", help="Also list models that can be pulled.")] = False,
+    found: Annotated[
+        bool,
+        typer.Option(
+            "--found", help="Also list models that Hugging Face's tools, LM Studio and Ollama have downloaded."
+        ),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models on this computer.
 
     Lists pulled models and other GGUF files in the models folder; every command accepts these names as MODEL. With
-    --all, also lists the known models that `localllm pull NAME` downloads.
+    --all, also lists the known models that `localllm pull NAME` downloads. With --found, also those that other
+    programs have downloaded: every command accepts their names, too, and nothing is written there.
 
     Examples:
       localllm list
       localllm list --all
+      localllm list --found
       localllm list --json | jq -r ".models[].name"
     """
     from localllm.files.models_folder import models_folder
@@ -34,13 +43,15 @@ def list(
 
     here = models_on_disk()
     known = [*registry_models().values()] if all else []
+    others = models_elsewhere() if found else []
     if as_json:
         facts = {"folder": str(models_folder()), "models": [model.facts() for model in here]}
-        write(json.dumps(facts | ({"known": [vars(model) for model in known]} if all else {})) + "\n")
+        facts |= {"known": [vars(model) for model in known]} if all else {}
+        write(json.dumps(facts | ({"found": [model.facts() for model in others]} if found else {})) + "\n")
         return
-    tables = [text for text in (on_disk(here), table_of_available(known)) if text]
+    tables = [text for text in (on_disk(here), table_of_found(others), table_of_available(known)) if text]
     write("\n".join(tables))
-    if not here and not all:
+    if not (here or all or others):
         dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
 
 
@@ -56,6 +67,24 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
         for model in models
     ]
     return lines(columns(("name", "size", "format", "path"), rows, "<><<", terminal_width())) if rows else ""
+
+
+def models_elsewhere() -> "Sequence[FoundModel]":
+    """Return the models of other programs."""
+    from localllm.services.catalogue import shortest_name
+    from localllm.services.found_models import find_models
+
+    return find_models(shortest_name)
+
+
+def table_of_found(models: "Sequence[FoundModel]") -> str:
+    """Build a table of the models of other programs, "" if there are none."""
+    rows = [
+        (one_line(model.name), size(model.size), model.quantization, model.program, one_line(str(model.path)))
+        for model in models
+    ]
+    header = ("name", "size", "format", "program", "path")
+    return lines(columns(header, rows, "<><<<", terminal_width())) if rows else ""
 
 
 def table_of_available(models: "Sequence[Known]") -> str:

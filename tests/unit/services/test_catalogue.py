@@ -261,7 +261,16 @@ def test_which_file_is_meant():
     assert meant("hf:a/b:Q3_K_XL", files) == ("M-UD-Q3_K_XL.gguf",)
     assert meant("hf:a/b:Q6_K", files) == ("M-Q6_K.gguf",)
     assert meant("hf:a/b", files[1:2]) == ("M-Q8_0.gguf",)
+    assert meant("hf:a/b:MXFP4", ["M-MXFP4_MOE.gguf", *files]) == ("M-MXFP4_MOE.gguf",)
+    weighted = ["M.i1-Q4_K_M.gguf", "M.i1-Q6_K.gguf"]
+    for tag in ("i1-Q4_K_M", "I1-q4_k_m", "Q4_K_M"):
+        assert meant(f"hf:a/M-i1-GGUF:{tag}", weighted) == ("M.i1-Q4_K_M.gguf",)
+    others = ["mmproj-model-f16.gguf", "M-mmproj-F16.gguf", "M.imatrix.gguf", "mtp-M-F16.gguf", "M-eagle3-F16.gguf"]
+    assert meant("hf:a/b:F16", [*others, "M-F16.gguf"]) == ("M-F16.gguf",)
+    assert meant("hf:a/b-eagle3", others[4:]) == ("M-eagle3-F16.gguf",), "a repository of a head"
     for text, names, message in (
+        ("hf:a/b:F16", others[:3], "no matching GGUF file"),
+        ("hf:a/b:i1-Q8_0", ["M-Q8_0.gguf"], "no I1-Q8_0; available: Q8_0"),
         ("hf:a/b", files[1:3], "several quantizations; available: Q8_0, UD-Q3_K_XL"),
         ("hf:a/b:Q5_0", files[:2], "no Q5_0; available: Q4_K_M, Q8_0"),
         ("hf:a/b:Q8_0", ["A-Q8_0.gguf", "B-Q8_0.gguf"], "several files; available: A-Q8_0.gguf, B-Q8_0.gguf"),
