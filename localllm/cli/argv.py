@@ -13,6 +13,11 @@ from localllm.cli.compat import SAME, IgnoredOption, find_ignored, is_foreign, i
 from localllm.cli.parameters import Argument, Parameter, own_name
 from localllm.errors import UsageError
 
+TOO_MANY = {
+    "map": "`cat FILE... | localllm map MODEL` answers the lines of several files, and the name of a folder stands for "
+    "its files, with the fields {file} and {text}",
+    "chat": "quote a text of several words",
+}
 COMPLAINTS = " should be ", " cannot be combined ", " is not for "  # that are made of options only
 
 
@@ -70,12 +75,12 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
         elif foreign := find_ignored(name, command):
             parsed.left_out.append((name, foreign.reason))
             if not equals and takes_word(foreign, rest):
-                next_value(name, rest)
+                skip_value(name, rest)
         elif is_foreign(name) or (letters := split_short_options(word, known)) is None:
             raise UsageError(no_such_option(name, [*known], command))
         else:
             rest[:0] = letters
-    assign_arguments(arguments, params, parsed)
+    assign_arguments(arguments, params, parsed, command)
     return parsed
 
 
@@ -85,7 +90,7 @@ def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
     return other if name.startswith("--") and (other in known or is_foreign(other)) else name
 
 
-def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs) -> None:
+def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
     """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many.
 
     One that an option has given is not waited for; if it takes several, those after are given by that option, too.
@@ -104,8 +109,8 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
             for value in taken:
                 parsed.take(param, value)
     if values:
-        quoted = ": quote a text of several words" if any(param.name == "words" for param in params) else ""
-        raise UsageError(f"{values[0]!r} is one argument too many{quoted}")
+        hint = f": {hint}" if (hint := TOO_MANY.get(command, "")) else ""
+        raise UsageError(f"{values[0]!r} is one argument too many{hint}")
     if behind:
         parsed.words += ["--", *behind]
 
@@ -125,6 +130,14 @@ def next_value(name: str, rest: list[str]) -> str:
     if not rest:
         raise UsageError(f"{name} needs a value")
     return rest.pop(0)
+
+
+def skip_value(name: str, rest: list[str]) -> None:
+    """Leave out the value of an option that is left out. Raises UsageError if an option follows instead."""
+    if not rest or (rest[0].startswith("-") and not is_number(rest[0])):
+        hint = "; to follow up on the last answer, use --continue" if name == "-C" else ""
+        raise UsageError(f"{name} needs a value{hint}")
+    rest.pop(0)
 
 
 def split_short_options(word: str, known: Mapping[str, Parameter]) -> list[str] | None:

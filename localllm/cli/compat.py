@@ -238,7 +238,7 @@ REFUSED_IN = {
     },
     "tokenize": {
         "tokens are those of `run --raw`": "--no-bos --no-parse-special",
-        "`localllm tokenize ... | wc -l` counts them": "--show-count",
+        "use --count": "--show-count",
     },
 }
 
@@ -247,6 +247,27 @@ SAME_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
     "max_tokens": {"-2": "-1"},  # until the context is full: where an answer ends anyway
+}
+
+# Options of llm, mods, aichat, fabric and grep, by the command.
+SHELL_TOOLS = {
+    "run": {
+        "use --template NAME: `localllm templates` lists them": "--pattern --prompt-template",
+        "use --image FILE for an image, -f FILE for a text": "-a --attachment --attach --at",
+        "use --continue": "--continue-last --last",
+    },
+    "search": {
+        "-k N is the number of passages": "--max-count",
+        "-l lists the files that have such passages": "-c --count",
+        "words are found in all their forms; for patterns there is grep": "-E -F -P -w --word-regexp --invert-match",
+    },
+}
+
+# What options that take a number may have been meant to be, by command and option.
+MEANT_BY_TEXT = {
+    "run -s": "-s is the seed, -sys TEXT a system message",
+    "run -t": "-t is the number of threads, --template NAME a named prompt",
+    "run -c": "-c is the length of the context; --continue follows up on the last answer",
 }
 
 SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
@@ -273,8 +294,9 @@ def find_ignored(name: str, command: str) -> IgnoredOption | None:
 
 
 def refusal(name: str, command: str = "") -> str:
-    """Return what to do instead of llama.cpp's option, "" if it has no such option."""
-    own = next((reason for reason, names in REFUSED_IN.get(command, {}).items() if name in names.split()), "")
+    """Return what to do instead of another program's option, "" if none is known to have it."""
+    of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
+    own = next((reason for reason, names in of_command if name in names.split()), "")
     return own or _REFUSED.get(name, "")
 
 
@@ -339,6 +361,10 @@ OLLAMA = (
 MEANT = {
     "rm": "remove delete del uninstall erase",
     "pull": "download get fetch install add",
+    "search": "grep rg semgrep sgrep ck similar",
+    "ask": "question rag qa answer",
+    "embed": "embed-multi vectors embeddings",
+    "templates": "patterns fabric snippets",
     "inspect": "show info dump gguf-dump metadata view",
     "list": "ls models find catalogue",
     "run": "generate complete prompt llama-cli main simple query exec",
@@ -366,6 +392,9 @@ NO_COMMAND = {
     "create": "a model's defaults stand in config.toml: see `localllm config --help`",
     "update upgrade": "pip install --upgrade localllm",
     "version": "localllm --version",
+    "log logs last": "`localllm run --continue` goes on after the last answer, `localllm sessions` lists conversations",
+    "summarize summarise explain commit review translate": "these are prompts: localllm run MODEL --template NAME; "
+    "`localllm templates` lists them",
 }
 
 

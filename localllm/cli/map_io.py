@@ -54,11 +54,16 @@ class Given(NamedTuple):
         return self.records.count if isinstance(self.records, RecordStream) else len(self.records)
 
 
-def records_of(input: str | None, encoding: str | None, as_csv: bool, streams: bool) -> Given:
-    """Read the records of a file or of stdin; streams: whether stdin may be read while records are answered.
+def records_of(
+    input: str | None, encoding: str | None, as_csv: bool, streams: bool, output: str | None = None
+) -> Given:
+    """Read the records of a file, a folder or stdin.
 
-    Raises UsageError.
+    streams: whether stdin may be read while records are answered.  output: that may be in the folder, and is no record
+    of it. Raises UsageError.
     """
+    if input is not None and os.path.isdir(input):
+        return folder_records(input, output)
     kind = kind_of(input) or ("csv" if as_csv else "")
     if streams and not kind and input in (None, "-"):
         require_stdin(input)
@@ -73,6 +78,19 @@ def records_of(input: str | None, encoding: str | None, as_csv: bool, streams: b
         return Given([*table.records], table, data, name)
     data = text.encode()
     return Given(read_records(data, name), None, data, name)
+
+
+def folder_records(folder: str, output: str | None) -> Given:
+    """Return the text files of a folder as records, with the fields "file" and "text". Raises UsageError."""
+    from localllm.services.search.files import Filter, read_text, text_files
+
+    own = output and os.path.realpath(output)
+    paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != own]
+    texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
+    if not texts:
+        raise UsageError(f"{folder}: there is no text file in this folder")
+    records = [Record(path, {"file": path, "text": text}) for path, text in texts]
+    return Given(records, None, json.dumps(texts).encode(), folder)
 
 
 def own_stdin() -> Any:

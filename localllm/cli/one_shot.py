@@ -19,7 +19,7 @@ from localllm.cli.options.infill import InfillGroup
 from localllm.cli.options.infill import encode as encode_infill
 from localllm.cli.options.one_shot import OutputGroup, PromptGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request
+from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import stream
@@ -54,7 +54,7 @@ class OneShot:
     """A run of `localllm run`: its options by group, and the steps that they go through."""
 
     model: str | None
-    words: str | None
+    words: list[str] | None
     prompt: PromptGroup
     output: OutputGroup
     engine: options.EngineGroup
@@ -87,7 +87,7 @@ class OneShot:
             opened = self.open(self.place, stack)
             chosen = opening.with_draft_model(opened, chosen, self.generation.speculate)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
-            stack.enter_context(naming_ways(opened, can_shift=can_shift))
+            stack.enter_context(naming_ways(opened, can_shift, can_ask_parts=not self.continues))
             chosen = self.with_receipt(chosen, opened)
             load_s = perf_counter() - self.started
             text = given.text if longer is None else longer.fit(opened, given.material, given.question, system, chosen)
@@ -135,6 +135,8 @@ class OneShot:
             self.model = thread.model if self.model is None and self.place is None else self.model
         ask = self.prompt
         given = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
+        if all(each is None for each in given) and self.named.template is not None:
+            raise UsageError(f"MODEL is missing: localllm run MODEL --template {self.named.template}")
         if all(each is None for each in given):
             raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
         return thread
@@ -148,9 +150,10 @@ class OneShot:
     def read(self) -> Given:
         """Read the prompt from the command line, files and stdin. Raises UsageError, ContextError."""
         ask = self.prompt
+        texts, self.files = sort_arguments(self.words or (), ask.file or ())
         given = read_prompt(
-            [*filter(None, (self.words,)), *(ask.prompt or ())],
-            ask.file or (),
+            [*texts, *(ask.prompt or ())],
+            self.files,
             not (ask.no_stdin or self.images.takes_stdin),
             ask.encoding,
             self.most_bytes,
@@ -210,7 +213,7 @@ class OneShot:
         """Return the options as a receipt, if one is asked for, can repeat them. Raises UsageError."""
         if self.output.receipt is None:
             return chosen
-        files = (*(self.prompt.file or ()), self.prompt.binary_file)
+        files = (*self.files, self.prompt.binary_file)
         return prepare_options(self.output.receipt, chosen, opened, files, self.output.force)
 
     def denoise(self, opened: "Model", asked: "str | list[Message]") -> None:

@@ -109,8 +109,12 @@ class Converting:
             try:
                 value = self.convert(value)
             except ValueError as error:
+                from localllm.cli.compat import MEANT_BY_TEXT
+
                 typed = ctx.meta[TYPED].names.get(own_name(self), self.metavar)
-                raise UsageError(f"{self.variable() if source == 'ENVIRONMENT' else typed}: {error}") from None
+                hint = MEANT_BY_TEXT.get(f"{ctx.info_name} {typed}", "")
+                name = self.variable() if source == "ENVIRONMENT" else typed
+                raise UsageError(f"{name}: {error}{hint and f'; {hint}'}") from None
         return self.callback(ctx, self, value) if self.callback else value
 
     def variable(self) -> str | None:

@@ -1,5 +1,6 @@
 """Read the prompt from options, files and pipes, and start the answer."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,6 +73,30 @@ def read_prompt(
     return given
 
 
+def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the prompt's text, if there is one, and all files, those of folders too.
+
+    files: of -f; arguments that exist are more of them, as a shell writes `-f *.txt`. Raises UsageError for two texts.
+    """
+    more = [each for each in arguments if files and os.path.exists(each)]
+    texts = [each for each in arguments if each not in more]
+    if len(texts) > 1:
+        raise UsageError(f"{texts[1]!r} is one argument too many: quote a text of several words")
+    if texts and not files and os.path.isfile(texts[0]):
+        say(f"localllm: the prompt is the text {texts[0]!r}, not the file of this name; -f {texts[0]} reads the file")
+    return texts, [path for each in (*files, *more) for path in (files_of(each) if os.path.isdir(each) else [each])]
+
+
+def files_of(folder: str) -> list[str]:
+    """Return a folder's text files, as `localllm search` finds them. Raises UsageError if there are none."""
+    from localllm.services.search.files import Filter, read_text, text_files
+
+    found = [path for path in text_files([folder], Filter()) if read_text(path) is not None]
+    if not found:
+        raise UsageError(f"{folder}: there is no text file in this folder")
+    return found
+
+
 class Given(NamedTuple):
     """A prompt.
 
@@ -120,7 +145,10 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
         pieces.append(data)
         size += len(data)
     if size > most * widest:
-        raise ContextError(f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it")
+        raise ContextError(
+            f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it, or read all of it in"
+            " parts with `run --on-overflow chunks`, or some of it with head, tail or middle instead of chunks"
+        )
     return b"".join(pieces)
 
 
@@ -174,10 +202,10 @@ def warn_of_template(model: "Model") -> None:
 
 
 @contextmanager
-def naming_ways(model: "Model", can_shift: bool) -> Iterator[None]:
+def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
     """Add to an error about a prompt that is too long by how much it is, and what helps.
 
-    can_shift: whether the command could drop tokens.
+    can_shift: whether the command could drop tokens.  can_ask_parts: whether there is a question to ask of parts.
     """
     try:
         yield
@@ -187,12 +215,16 @@ def naming_ways(model: "Model", can_shift: bool) -> Iterator[None]:
         ways, needed = ["shorten it"], model.context + error.excess
         if needed <= model.trained_context:
             ways.append(f"set -c {needed} or more (the model was trained for {model.trained_context})")
+        cuts = ["head", "tail", "middle"]
         if can_shift:
             with suppress(UsageError):  # a model whose tokens cannot be moved
                 model.engine.require_shift()
-                ways.append("use --on-overflow shift, which reads its beginning and its end")
+                cuts.append("shift")
+        if can_ask_parts:
+            ways.append("read all of it in parts with --on-overflow chunks")
+        ways.append(f"read some of it with --on-overflow {', '.join(cuts[:-1])} or {cuts[-1]}")
         last = ways.pop()
-        listed = f"{', '.join(ways)} or {last}" if ways else last
+        listed = f"{', '.join(ways)}, or {last}"
         raise ContextError(f"{error}, {error.excess} too many: {listed}") from None
 
 

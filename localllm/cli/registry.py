@@ -54,6 +54,8 @@ def require_command(name: str) -> None:
         return
     if name.endswith(".gguf"):
         raise UsageError(f"there is no command {name}; to chat with that model: localllm chat {name}")
+    if " " in name.strip():
+        raise UsageError(f"a question needs a command: localllm run MODEL {name!r}")
     if reason := no_command(name):
         raise UsageError(f"there is no command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # nobody should remove by a slip of the finger

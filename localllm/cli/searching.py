@@ -34,6 +34,9 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
     if not places:
         piped = sys.stdin is not None and not is_terminal(sys.stdin) and command == "search"
         places = [PIPE] if piped else ["."]
+    if missing := [each for each in places if not is_place(each)]:
+        quoted = "; put the question in quotes" if len(places) > 1 else ""
+        raise UsageError(f"{missing[0]}: no such file or folder{quoted}")
     if PIPE in places and len(places) > 1:
         raise UsageError("- cannot be combined with files: its lines are ranked alone")
     return places, question

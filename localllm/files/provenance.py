@@ -48,7 +48,12 @@ def digest(data: bytes) -> str:
 
 
 def continues(before: Provenance, data: bytes, now: Provenance) -> bool:
-    """Return whether an input is the recorded one; under the same name it may have grown."""
+    """Return whether an input is the recorded one; under the same name it may have grown.
+
+    A pipe that was answered as it came is recorded as empty: its records are compared one by one.
+    """
+    if not (before.path or before.size):
+        return True
     same_beginning = len(data) >= before.size and digest(data[: before.size]) == before.beginning
     return same_beginning and (now.path == before.path or now.size == before.size)
 
@@ -67,19 +72,30 @@ def read_record(output: str) -> Provenance | None:
     return None
 
 
-def require_same_input(output: str, data: bytes, now: Provenance) -> None:
-    """Raise UsageError for an output of another input, or whose answers another model or prompt has given."""
+def require_same_input(output: str, data: bytes | None, now: Provenance, any_model: bool = False) -> None:
+    """Raise UsageError for an output of another input, or whose answers another model or prompt has given.
+
+    data: None for an input that is not known yet.  any_model: whether its answers may be by another model, prompt or
+    set of options.
+    """
     before = read_record(output)
     if before is None:
         return
-    if not continues(before, data, now):
+    if data is not None and not continues(before, data, now):
         if before.path == now.path:
-            raise UsageError(f"{now.path or 'stdin'} has changed since {output} was begun; use another output file")
-        raise UsageError(f"{output} has answers for {before}, not for {now}; use another output file")
+            raise UsageError(
+                f"{now.path or 'stdin'} has changed since {output} was begun; --redo replaces its answers, or use"
+                " another output file"
+            )
+        raise UsageError(
+            f"{output} has answers for {before}, not for {now}; --redo replaces them, or use another output file"
+        )
+    if any_model:
+        return
     if differing := [name for name, value in now.by.items() if before.by.get(name, value) != value]:
         raise UsageError(
-            f"{output} has answers by another {' and another '.join(differing)}; --redo replaces them, or use another"
-            " output file"
+            f"{output} has answers by another {' and another '.join(differing)}; --redo replaces them, --redo-errors"
+            " only those that failed, or use another output file"
         )
 
 

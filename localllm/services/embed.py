@@ -19,6 +19,8 @@ from localllm.generation.embedding.embedder import Embedder, EmbedOptions, Shown
 from localllm.images.opened import read_source
 from localllm.quant.cache import cache_folder
 from localllm.services.records import IMAGE, Record
+from localllm.services.search.files import LARGEST, read_text
+from localllm.services.search.passages import Passage, cut_into_passages
 from localllm.text.tokenizer import Tokenizer
 
 SAMPLE = 1 << 16  # bytes of a model's beginning and end that tell it from others
@@ -119,6 +121,15 @@ def file_text(path: str) -> str:
     return decode_text(data, path)
 
 
+def file_passages(path: str, size: int) -> list[Passage]:
+    """Cut a text file into passages of about so many characters. Raises UsageError if it is binary or too large."""
+    text = read_text(path)
+    if text is None:
+        file_text(path)  # says why
+        raise UsageError(f"{path}: more than {LARGEST >> 20} MB")
+    return cut_into_passages(path, text, size)
+
+
 def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
     """Return the vectors closest to a query as (index, cosine), best first.
 
@@ -163,10 +174,6 @@ class VectorCache:
         rows = data[: len(data) // size * size].reshape(-1, size)
         self._places = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
         self._known = rows[:, KEY:].copy().view(np.float32)
-
-    def holds(self, text: str) -> bool:
-        """Return whether a text has a vector."""
-        return digest(text) in self._places
 
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
         """Return the texts' vectors, float32 [texts, width]; `make` computes and stores new ones."""

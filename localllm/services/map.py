@@ -259,15 +259,19 @@ def in_order(
     yield from held.values()
 
 
-def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
+def belonging(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
     """Return a predicate: whether a result of an existing output is kept: errors are tried again.
+
+    records: None if they are not known yet.
 
     It raises UsageError for a result of none of these records: the output then belongs to another input, and must not
     be overwritten.
     """
-    inputs = {record.id: record.input for record in records}
+    inputs = {record.id: record.input for record in records or ()}
 
     def stays(result: Result) -> bool:
+        if records is None:
+            return "error" not in result
         if result["id"] not in inputs:
             raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another output file")
         if inputs[result["id"]] != result.get("input"):

@@ -3,14 +3,21 @@
 import io
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from queue import Empty, Queue
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
-from localllm.services.records import Record, is_json_line, parse_json_line, parse_plain_line
+from localllm.services.records import (
+    Record,
+    begins_document,
+    is_json_line,
+    lines_of_document,
+    parse_json_line,
+    parse_plain_line,
+)
 
 AHEAD = 256  # lines that are read before they are asked for
 PATIENCE = 0.1  # seconds between two looks at whether to stop
@@ -32,8 +39,10 @@ class RecordStream:
         self.may_wait: Callable[[], bool] = lambda: True
         self.pending, self.count = deque[Record](), 0
         self._error: LocalllmError | None = None
-        self._lines, self._is_jsonl, self._ended = Queue[bytes | None](AHEAD), False, False
+        self._lines, self._ended = Queue[bytes | None](AHEAD), False
+        self._is_jsonl: bool | None = None  # until the first line
         self._number, self._seen, self.is_stopped = 0, dict[str | int, int](), False
+        self._done, self._output = dict[str | int, Any](), ""
         self._offset = 0  # bytes before the next line
         self._invalid, self._replaced = "", 0  # the first invalid byte, and how many they were
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
@@ -43,6 +52,11 @@ class RecordStream:
             first = source.readline()
             if first.startswith(UTF16_MARKS):
                 source = io.BytesIO(decode_text(first + source.read(), "stdin").encode())
+                first = source.readline()
+            elif begins_document(first):
+                data = first + source.read()
+                document = lines_of_document(data)
+                source = io.BytesIO(data if document is None else document)
                 first = source.readline()
             for line in chain([first], iter(source.readline, b"")) if first else ():
                 self._lines.put(line)
@@ -65,6 +79,10 @@ class RecordStream:
         """Hand out no more."""
         self.is_stopped = True
 
+    def skip(self, results: Iterable[Mapping[str, Any]], output: str) -> None:
+        """Leave out records that an output has results of; one whose input differs is a UsageError when it comes."""
+        self._done, self._output = {each["id"]: each.get("input") for each in results}, output
+
     def __iter__(self) -> "RecordStream":
         return self
 
@@ -77,6 +95,8 @@ class RecordStream:
             offset, self._offset = self._offset, self._offset + len(line)
             if line.strip():
                 record = self._record(line.removesuffix(b"\n").removesuffix(b"\r"), offset)
+                if self._is_done(record):
+                    continue
                 self.pending.append(record)
                 self.count += 1
                 return record
@@ -101,13 +121,23 @@ class RecordStream:
     def _record(self, line: bytes, offset: int) -> Record:
         number, text = self._number, self._decode(line, offset)
         line = (text.removeprefix("\ufeff") if number == 1 else text).encode()
-        if not self.count:
+        if self._is_jsonl is None:
             self._is_jsonl = is_json_line(line)
         record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
         first = self._seen.setdefault(record.id, number)
         return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
+
+    def _is_done(self, record: Record) -> bool:
+        """Return whether the output has the record's answer. Raises UsageError if it has one to another input."""
+        if record.error or record.id not in self._done:
+            return False
+        if self._done[record.id] != record.input:
+            raise UsageError(
+                f"{self._output}: the record {record.id!r} has another input now; give another output file"
+            )
+        return True
 
     def _decode(self, line: bytes, offset: int) -> str:
         """Decode a line, `offset` bytes from the beginning; count the bytes that are not UTF-8, which become U+FFFD.

@@ -18,6 +18,8 @@ Asked = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
 BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field, too, if a record has one of that name: columns of tables have blanks
+DOCUMENT = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*\n|\[\s*[\[{"\]])')  # JSON that is no line of JSON Lines
+BLANKS = re.compile(r"\s*")
 JINJA = "{{", "{%"  # one of them is in every template of Jinja
 
 
@@ -45,9 +47,39 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
+    if (document := lines_of_document(data)) is not None:
+        return read_records(document, ".jsonl")
     is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and is_json_line(lines[0][1]))
     records = [parse_json_line(number, line) if is_jsonl else parse_plain_line(number, line) for number, line in lines]
     return list(without_duplicates(records, [number for number, _ in lines]))
+
+
+def lines_of_document(data: bytes) -> bytes | None:
+    """Return JSON over several lines (an array, or objects as jq prints them) as one line for each value.
+
+    A text in an array becomes an object with the field "line". None for anything else, such as JSON Lines.
+    """
+    if not DOCUMENT.match(data):
+        return None
+    text, values, at = data.decode("utf-8-sig", errors="replace").strip(), list[Any](), 0
+    try:
+        while at < len(text):
+            value, at = json.JSONDecoder().raw_decode(text, at)
+            values.append(value)
+            at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+    except (ValueError, RecursionError):
+        return None
+    if any(isinstance(each, list) for each in values):
+        if len(values) > 1:
+            return None  # lines that are arrays
+        values = values[0]
+    objects = [{"line": each} if isinstance(each, str) else each for each in values]
+    return "".join(f"{json.dumps(each)}\n" for each in objects).encode()
+
+
+def begins_document(line: bytes) -> bool:
+    """Return whether the first line may begin JSON over several lines, see lines_of_document."""
+    return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and lines_of_document(line) is not None)
 
 
 def is_json_line(line: bytes) -> bool:

@@ -239,6 +239,23 @@ def test_a_stream_waits_only_if_nothing_is_to_be_done():
     assert [record.id for record in stream.pending] == [1, 2]
 
 
+def test_a_pipe_goes_on_in_its_output(cli, tmp_path: Path):
+    """Lines that the output answers are compared and skipped; a file of the same lines goes on in it, too."""
+    out, lines = tmp_path / "out.jsonl", b"one\ntwo\n"
+    command = ("map", GUIDE, "-p", "{line}", *SHORT, "-o", out)
+    assert cli(*command, stdin=lines) == (0, "", "")
+    assert cli(*command, stdin=lines + b"three\n") == (0, "", f"localllm: {out} has 2 answers already\n")
+    before = out.read_bytes()
+    assert [each["input"] for each in map(json.loads, before.splitlines())] == ["one", "two", "three"]
+    code, _, err = cli(*command, stdin=b"one\n2\n")
+    assert code == 2 and f"{out}: the record 2 has another input now" in err and out.read_bytes() == before
+    assert "another prompt" in cli(*command, "-sys", "Hi", stdin=lines)[2]
+    (tmp_path / "in.txt").write_bytes(lines + b"three\nfour\n")
+    code, _, err = cli("map", GUIDE, tmp_path / "in.txt", *command[2:])
+    assert (code, err) == (0, f"localllm: {out} answers 3 of 4 records already\n")
+    assert cli(*command, "--redo", stdin=b"else\n")[0] == 0 and len(out.read_bytes().splitlines()) == 1
+
+
 def test_a_stream_counts_the_bytes_that_are_not_utf_8():
     """From the beginning of stdin, where a byte order mark and empty lines count, too; they are told as for a file."""
     data = b"\xef\xbb\xbf\xc3\xbc\r\n\n f\xfcr\n\xff\xfex\xe9"

@@ -39,6 +39,8 @@ ANSWERS = {  # what is there afterwards: files that are not empty
     "Lines as they come": ["alarms.txt"], "Facts as JSON": ["mood.txt"], "A decision": ["decision.txt"],
     "Find the passage": ["passage.txt", "files.txt"], "Rank what grep finds": ["best.txt"],
     "An answer from a folder": ["answer.txt"],
+    "All files of a folder": ["common.txt", "differences.txt", "titles.csv"],
+    "JSON from another program": ["writers.txt"],
 }  # fmt: skip
 NOTES = {  # what stderr says
     "Only the code": rb"localllm: the answer has no code block; this is all of it\n",
@@ -49,6 +51,7 @@ CONTENTS = {  # what the last of the files has
     "Fields of texts as columns": r"line,continent,coast\nFrance,(Europe|America),(true|false)\nPeru,.*\n",
     "Sort rows into classes": r"title,author,output,probability\nEmma,Austen,(yes|no),[01]\..*\n",
     "Lines as they come": r"(yes|no)\n(yes|no)\n", "Facts as JSON": r"(good|bad)\n",
+    "All files of a folder": r"file,text,output\nnotes/a.txt,\"The sea was calm.\n\",(.|\n)+",
     "A decision": r"(read it now|later)\n", "Rank what grep finds": r"notes/[ab].txt:1:The sea was calm.\n",
     "A table": r"title,author,output\nEmma,Austen,(.|\n)+\n", "A session": r"user: Where (.|\n)*",
     "An answer from a folder": r"(.|\n)*\n\n\[1\] notes/[ab].txt:1\n(.|\n)*",

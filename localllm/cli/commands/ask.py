@@ -47,6 +47,8 @@ def ask(
     from localllm.cli.terminal.render import stream
     from localllm.services.search.answers import cited, prompt_of
 
+    if model is None and paths and len(paths) > 1 and paths[0].endswith(".gguf"):
+        model, *paths = paths  # as the other commands have it
     places, question = places_and_question(paths or (), query, "ask")
     if model is None:
         raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")

@@ -1,7 +1,7 @@
 """localllm embed: texts as vectors, and the texts nearest to one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,7 +43,7 @@ def embed(
         typer.Option(
             "--files",
             metavar="PATH...",
-            help="Files, or folders of files, each embedded as one text; --near skips those it cannot read.",
+            help="Files, or folders of files, each embedded as one text; --near takes their passages.",
         ),
     ] = None,
     output: Annotated[
@@ -68,7 +68,8 @@ def embed(
         typer.Option(
             "--as",
             metavar="ROLE",
-            help="Add the model's prompt for a query or a document before each text: query or document.",
+            help="Add the model's prompt for a query or a document before each text: query or document.  [--near adds "
+            "both]",
         ),
     ] = None,
     overflow: Annotated[
@@ -112,11 +113,13 @@ def embed(
 ) -> None:
     """Compute embedding vectors of texts, or search texts by meaning.
 
-    INPUT has one record per line: a text, or a JSON object with a field "text". Without INPUT, records are read from
+    INPUT has one record per line: a text, or a JSON object with a field "text"; or it is itself a text, in quotes, with
+    a blank in it. Without INPUT, records are read from
     stdin. The output has one vector per record: a line {"id", "embedding"}, a row of a NumPy file, or plain numbers.
-    With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; it
-    keeps their vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds images:
-    files after --image, or the field "image" of a record; INPUT may then be a text in quotes. To resume an interrupted
+    With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; of
+    files it prints passages, each after its place. It adds the prompts that the model has for queries and documents,
+    and keeps vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds images:
+    files after --image, or the field "image" of a record; To resume an interrupted
     command, run it again with the same -o FILE.jsonl.
 
     Examples:
@@ -143,15 +146,22 @@ def embed(
         raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    records = records_of(given[0] if given else None, files, images)
-    sees = any(map(is_image, records))
+    by_passages = near is not None and files is not None
+    records = [] if by_passages else records_of(given[0] if given else None, files, images)
+    sees = bool(images) or any(map(is_image, records))
     job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
     start = perf_counter()
     if near is not None:
-        show_nearest(job, near, top, texts(records, field, files is not None), files is not None, stats, line)
+        of_files = files if files is not None else []
+        given_texts = (
+            (lambda made: texts(records, field, False))
+            if files is None
+            else (lambda made: passages(of_files, images, made.context))
+        )
+        show_nearest(job, near, top, given_texts, stats, line)
         return
     if duplicates is not None:
-        show_duplicates(job, duplicates, texts(records, field, files is not None), line)
+        show_duplicates(job, duplicates, texts(records, field, files is not None), files is not None, line)
         return
     failed, embedder = vectors(job, records, field, output, kind_of(format, output), files is not None, line)
     if stats:
@@ -173,7 +183,7 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
     from localllm.services.records import Record, read_records
 
     shown = [Record(path, ShownImage(path)) for path in images or ()]
-    if images and input is not None and not os.path.lexists(input):
+    if input is not None and (images or " " in input.strip()) and not os.path.lexists(input):
         return [Record(input, input), *shown]
     if images and input is files is None:
         return shown
@@ -202,7 +212,7 @@ def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str
         records = [record for record in records if not record.error]
     found = [text_of(record, field) for record in records]
     return [
-        (text if isinstance(text, str) and not by_name else str(record.id), text)
+        (" ".join(text.split()) if isinstance(text, str) and not by_name else str(record.id), text)
         for record, text in zip(records, found, strict=True)
     ]
 
@@ -274,14 +284,13 @@ def show_nearest(
     job: "EmbedJob",
     query: str,
     top: int,
-    given: "list[tuple[str, str | ShownImage]]",
-    by_name: bool,
+    given: Callable[[Any], "list[tuple[str, str | ShownImage]]"],
     stats: bool,
     line: ProgressLine,
 ) -> None:
     """Print the texts nearest to a query, each after its cosine similarity.
 
-    by_name: the texts are files; one that is too long is skipped with a note.
+    given: returns texts, each with a label to print, for an embedder.
     """
     from dataclasses import replace
 
@@ -291,44 +300,64 @@ def show_nearest(
         raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
     start = perf_counter()
     with opened(embedder(job), line) as made:
-        of_query = replace(job.options, role="query" if job.options.role else None)
-        of_texts = replace(job, options=replace(job.options, role="document" if job.options.role else None))
-        cache = VectorCache(of_texts, job.options.dims or made.width)
-        wanted = made.embed([query], of_query)[0]
-        if by_name:
-            new = [(name, one) for name, one in given if not cache.holds(key_of(one))]
-            skipped = too_long(made, new, of_texts.options)
-            given = [(name, one) for name, one in given if name not in skipped]
-        by_key = {key_of(one): one for _, one in given}
+        query_role, text_role = (each if job.options.role else made.usual_role(each) for each in ("query", "document"))
+        of_texts = replace(job, options=replace(job.options, role=text_role))
+        cache, texts = VectorCache(of_texts, job.options.dims or made.width), given(made)
+        wanted = made.embed([query], replace(job.options, role=query_role))[0]
+        by_key = {key_of(one): one for _, one in texts}
         rows = cache.vectors(
-            [key_of(one) for _, one in given],
+            [key_of(one) for _, one in texts],
             lambda new: made.embed(
                 [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
             ),
         )
         line.clear()
         for number, cosine in nearest(wanted, rows, top):
-            write(f"{cosine:.4f}\t{' '.join(given[number][0].split())}\n")
+            write(f"{cosine:.4f}\t{texts[number][0]}\n")
         if stats:
-            say(f"{cache.found} of {len(given)} vectors were in the cache")
+            say(f"{cache.found} of {len(texts)} vectors were in the cache")
             tell(made, perf_counter() - start)
 
 
+def passages(files: list[str], images: list[str] | None, context: int) -> "list[tuple[str, str | ShownImage]]":
+    """Return the passages of files, each with its place and text as a label, and images with their names.
+
+    Files that cannot be read are skipped with a note.  context: the model's, in tokens.
+    """
+    from localllm.generation.embedding.embedder import ShownImage
+    from localllm.services.embed import file_passages, files_below
+    from localllm.services.search.passages import passage_size
+
+    found: list[tuple[str, str | ShownImage]] = [(path, ShownImage(path)) for path in images or ()]
+    for path in files_below(files):
+        try:
+            cut = file_passages(path, passage_size(context))
+        except UsageError as error:
+            skip(str(error))
+            continue
+        found += [(f"{each.place}\t{' '.join(each.text.split())}", each.embedded) for each in cut]
+    return found
+
+
 def show_duplicates(
-    job: "EmbedJob", threshold: float, given: "list[tuple[str, str | ShownImage]]", line: ProgressLine
+    job: "EmbedJob", threshold: float, given: "list[tuple[str, str | ShownImage]]", by_name: bool, line: ProgressLine
 ) -> None:
-    """Print groups of texts that are nearly the same, the largest first, each text after its cosine with the first."""
+    """Print groups of texts that are nearly the same, the largest first, each text after its cosine with the first.
+
+    by_name: the texts are files; one that is too long is skipped with a note.
+    """
     from localllm.services.embed import embedder, groups_of
 
     with opened(embedder(job), line) as made:
+        if by_name:
+            skipped = too_long(made, given, job.options)
+            given = [(name, one) for name, one in given if name not in skipped]
         rows = made.embed([one for _, one in given], job.options, lambda done: line.show(f"{done} texts read"))
     line.clear()
     groups = groups_of(rows, threshold)
     for group in groups:
         cosines = rows[group] @ rows[group[0]]
-        lines = [
-            f"{cosine:.4f}\t{' '.join(given[each][0].split())}\n" for each, cosine in zip(group, cosines, strict=True)
-        ]
+        lines = [f"{cosine:.4f}\t{given[each][0]}\n" for each, cosine in zip(group, cosines, strict=True)]
         write("".join(lines) + ("\n" if group is not groups[-1] else ""))
 
 

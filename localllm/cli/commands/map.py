@@ -42,7 +42,11 @@ Model = Annotated[
 def map(
     model: Model = None,
     input: Annotated[
-        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
+        str | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="File of records, one per line, or a folder, of which each file is one.  [default: stdin]",
+        ),
     ] = None,
     *,
     output: Annotated[
@@ -57,6 +61,14 @@ def map(
     ] = None,
     redo: Annotated[
         bool, typer.Option("--redo", help="Answer the records that OUTPUT already answers again, and replace them.")
+    ] = False,
+    redo_errors: Annotated[
+        bool,
+        typer.Option(
+            "--redo-errors",
+            help="Answer the records that failed again, also by another model, prompt or set of options, and keep the "
+            "other answers.",
+        ),
     ] = False,
     prompt: Annotated[
         str | None,
@@ -110,11 +122,12 @@ def map(
     """Answer many prompts, in parallel.
 
     INPUT has one record per line: plain text, or a JSON object with "prompt", "messages" or the fields that the
-    template of -p or -f uses, and optionally "image", a path. Or it is a table, whose columns are the fields. Without
-    INPUT, records are read from stdin, and without -o each is answered as soon as its line is there. The output has
-    one line of JSON per record: "id" (the record's, or its line number), "output", "thinking" if there is any,
-    "finish_reason", "prompt_tokens", "completion_tokens" and "input"; or "id", "error" and "input". A table gets the
-    answers as new columns. To resume an interrupted command, run it again with the same -o.
+    template of -p or -f uses, and optionally "image", a path. Or it is a table, whose columns are the fields, an array
+    of JSON, or a folder, whose text files have the fields "file" and "text". Without INPUT, records are read from
+    stdin, each answered as soon as its line is there. The output has one line of JSON per record: "id" (the record's,
+    or its line number), "output", "thinking" if there is any, "finish_reason", "prompt_tokens", "completion_tokens" and
+    "input"; or "id", "error" and "input". A table gets the answers as new columns. To resume an interrupted command,
+    run it again with the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl
@@ -122,6 +135,7 @@ def map(
       localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" --choices yes,no
       localllm map model.gguf in.csv -p "Translate: {title}" -o out.csv
+      localllm map model.gguf notes -p "Summarize: {text}" -o summaries.csv
       localllm map model.gguf bills.txt -p "{line}" -j bill.json -o bills.csv
       tail -f app.log | localllm map model.gguf -p "{line}" --format text
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
@@ -142,8 +156,10 @@ def map(
     if raw and not choices.thoughts.are_usual:
         raise UsageError("--raw turns off the chat template: leave out the options for thinking and template variables")
     system = asking.system_message(system, system_file)
-    if redo and output is None:
-        raise UsageError("--redo replaces the answers in the output file: give it with -o FILE")
+    if (redo or redo_errors) and output is None:
+        raise UsageError(f"--redo{'' if redo else '-errors'} is about the answers in the output file: give -o FILE")
+    if redo and redo_errors:
+        raise UsageError("give either --redo or --redo-errors, not both")
     require_encoding(encoding)
     template = None if file is None else text_of(content(file), file, encoding, whole=True)
     chosen = asking.generation_options(None, choices)
@@ -153,8 +169,9 @@ def map(
     if place is not None and input is None and model is not None and os.path.isfile(model):
         model, input = None, model
     held = engine.context, engine.threads, engine.cache.types()
-    streams = not (output or shortest_first or choices_given or encoding) and ray is None
-    given = records_of(input, encoding, tables.as_csv, streams)
+    is_table = bool(kind_of(output))
+    streams = not (is_table or shortest_first or choices_given or encoding) and ray is None
+    given = records_of(input, encoding, tables.as_csv, streams, output)
     records, table = given.records, given.table
     prompts = Prompts(prompt, template, system, raw, () if table is None else table.columns)
     path = "" if place is not None else resolve_model_path(model or "")
@@ -170,19 +187,22 @@ def map(
     inputs = tuple(name for name in (path, input, file) if name)
     if not given.size and place is None:
         open_part(path)  # a file that is no model is told even if nothing is asked
-    is_table = bool(kind_of(output))
     if output and is_table:
         require_table(output, inputs, redo)
     target = work_path(output) if output and is_table else output
-    keep = bool if redo or isinstance(records, RecordStream) else belonging(records, output or "")
+    keep = bool if redo else belonging(None if isinstance(records, RecordStream) else records, output or "")
     written = JsonlFile(target, inputs, keep=keep) if target else nullcontext()
     by = job.digests(path if place is None else f"{place.url} {model}")
     if place is not None and model is None:
         del by["model"]  # whichever the server has
     properties = properties_of(choices)
-    with of_input(target, given.data, given.name, by, redo) as remember, written as out, ExitStack() as stack:
+    data = None if isinstance(records, RecordStream) else given.data
+    with of_input(target, data, given.name, by, redo, redo_errors) as remember, written as out, ExitStack() as stack:
         if isinstance(records, RecordStream):
             left: list[Record] | RecordStream = records
+            if out is not None and out.records and not redo:
+                records.skip(out.records, output or "")
+                say(f"localllm: {output} has {count_noun(len(out.records), 'answer')} already")
         else:
             left = records if out is None or redo else select_unfinished(records, out.records)
             left = sorted_by_length(left, prompts) if shortest_first else left
@@ -207,21 +227,22 @@ def map(
 
 @contextmanager
 def of_input(
-    output: str | None, data: bytes, name: str, by: dict[str, str], redo: bool
+    output: str | None, data: bytes | None, name: str, by: dict[str, str], redo: bool, any_model: bool = False
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that records in the output which input it is for, and what answers it.
 
-    by: hashes of what the answers depend on besides.  redo: whether the output may be of another input, or by another
+    data: None for a stream, whose records are compared as they come.  by: hashes of what the answers depend on besides.
+    redo: whether the output may be of another input, or by another model.  any_model: whether it may be by another
     model. Raises UsageError if it is, and may not.
     """
     from localllm.files import provenance as origin
 
-    now = origin.Provenance.of(data, name, by)
+    now = origin.Provenance.of(data or b"", name, by)
     if output is None:
         yield lambda: None
         return
     if not redo:
-        origin.require_same_input(output, data, now)
+        origin.require_same_input(output, data, now, any_model)
     try:
         yield lambda: origin.write_record(output, now)
     finally:

@@ -17,7 +17,7 @@ from localllm.cli.options.tools import ToolGroup
 
 def run(
     model: options.OptionalModelName = None,
-    words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Prompt, in quotes.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]", help="Prompt, in quotes.")] = None,
     *,
     prompt: PromptGroup,
     output: OutputGroup,

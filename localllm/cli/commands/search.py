@@ -33,6 +33,19 @@ def search(
         typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.  [default: 0]"),
         TYPED_ONLY,  # the --context of other commands, which config.toml may set, is a number of tokens
     ] = 0,
+    before: Annotated[
+        int, typer.Option("-B", metavar="N", help="Print N lines before each passage.  [default: 0]"), TYPED_ONLY
+    ] = 0,
+    after: Annotated[
+        int, typer.Option("-A", metavar="N", help="Print N lines after each passage.  [default: 0]"), TYPED_ONLY
+    ] = 0,
+    habits: Annotated[
+        bool,
+        typer.Option(
+            "-r", "-R", "-i", "--recursive", "--ignore-case", help="No effect: as of grep, and always so with search."
+        ),
+        TYPED_ONLY,
+    ] = False,
     only_names: Annotated[
         bool, typer.Option("-l", "--files-with-matches", help="Print only the names of files, the best first.")
     ] = False,
@@ -64,8 +77,10 @@ def search(
 
     models.embedder = model or models.embedder
     places, question = places_and_question(paths or (), query, "search")
-    if top < 1 or around < 0:
-        raise UsageError(f"{'top' if top < 1 else 'around'} should be {int(top < 1)} or above")
+    for name, value, least in (("top", top, 1), ("around", around, 0), ("before", before, 0), ("after", after, 0)):
+        if value < least:
+            raise UsageError(f"{name} should be {least} or above")
+    more = before or around, after or around
     if threshold is not None and models.embedder is None:
         raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
     lines = piped_lines(places)
@@ -84,11 +99,9 @@ def search(
     elif only_names:
         write("".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits)))
     elif by_line:
-        write(
-            "".join(f"{hit.passage.path}:{number}:{text}\n" for hit in hits for number, text in lines_of(hit, around))
-        )
+        write("".join(f"{hit.passage.path}:{number}:{text}\n" for hit in hits for number, text in lines_of(hit, *more)))
     else:
-        write("\n".join(block(hit, around) for hit in hits))
+        write("\n".join(block(hit, *more) for hit in hits))
 
 
 def as_object(hit: "Hit") -> dict[str, object]:
@@ -98,21 +111,21 @@ def as_object(hit: "Hit") -> dict[str, object]:
     return {**told, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
 
 
-def block(hit: "Hit", around: int) -> str:
+def block(hit: "Hit", before: int, after: int) -> str:
     """Return a passage below its file and line."""
-    text = "\n".join(text for _, text in lines_of(hit, around))
+    text = "\n".join(text for _, text in lines_of(hit, before, after))
     place = coloured(hit.passage.place, "35") if is_terminal(sys.stdout) else hit.passage.place
     return f"{place}\n{text}\n"
 
 
-def lines_of(hit: "Hit", around: int) -> list[tuple[int, str]]:
-    """Return the numbered lines of a passage, and those around it."""
+def lines_of(hit: "Hit", before: int, after: int) -> list[tuple[int, str]]:
+    """Return the numbered lines of a passage, and so many before and after it."""
     passage = hit.passage
     found = [*enumerate(passage.text.split("\n"), passage.first)]
-    if not around:
+    if not (before or after):
         return found
     from localllm.services.search.files import read_text
 
     whole = (read_text(passage.path) or "").splitlines()
-    first, last = max(1, passage.first - around), min(len(whole), passage.last + around)
+    first, last = max(1, passage.first - before), min(len(whole), passage.last + after)
     return [(number, whole[number - 1]) for number in range(first, last + 1)] or found

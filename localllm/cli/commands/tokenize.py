@@ -23,6 +23,7 @@ def tokenize(
     *,
     file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the text.")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Print only the token ids, as a JSON list.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many tokens there are.")] = False,
     encoding: Encoding = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print a JSON list of {"id", "piece"}.')] = False,
 ) -> None:
@@ -34,7 +35,7 @@ def tokenize(
 
     Examples:
       localllm tokenize model.gguf "Hello world"
-      wc -w book.txt; localllm tokenize model.gguf < book.txt | wc -l
+      localllm tokenize model.gguf --count < book.txt
     """
     from localllm.api import open_tokenizer
 
@@ -50,6 +51,8 @@ def tokenize(
             raise UsageError("TEXT is missing: give a text, or pipe one to stdin")
         given = text_of(stdin().read(), "stdin", encoding)
     found = tokenizer.encode(given, special=True, bos=True)
+    if count:
+        return write(f"{len(found)}\n")
     if ids:
         return write(json.dumps(found) + "\n")
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in found]

@@ -18,7 +18,12 @@ class PromptGroup:
     prompt: Prompt = None
     file: Annotated[
         list[str] | None,
-        typer.Option("-f", "--file", metavar="FILE", help="File to add to the prompt; - is stdin.  [repeatable]"),
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="File, or folder of text files, to add to the prompt; - is stdin.  [repeatable; more may follow]",
+        ),
     ] = None
     binary_file: Annotated[
         str | None,

@@ -10,6 +10,7 @@ from localllm.services.code_blocks import FENCE
 
 SIZE = 900  # characters of a passage, about: some 200 tokens
 WHOLE = 1.5  # times the size, up to which a section stays in one passage
+CHARACTERS = 3  # of a token, at least, in what most embedders read
 OVERLAP = 160  # characters of a paragraph that the next passage may repeat
 HEADINGS = {".md", ".markdown", ".mdx", ".qmd", ".txt", ".adoc", ".org", ""}
 CODE_ENDINGS = (
@@ -49,6 +50,11 @@ class Passage:
         """Return what its vector is made of: what it is about, and the text."""
         about = " > ".join(filter(None, (os.path.basename(self.path), self.heading)))
         return f"{about}\n{self.text}" if about else self.text
+
+
+def passage_size(context: int) -> int:
+    """Return how many characters a passage should have for a model with this context, in tokens."""
+    return min(SIZE, max(200, CHARACTERS * (context - 16)))
 
 
 def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:

@@ -11,7 +11,7 @@ from localllm.frozen import frozen
 from localllm.quant.cache import cache_folder
 from localllm.services.search.files import Filter, text_files
 from localllm.services.search.index import Index, file_of
-from localllm.services.search.passages import SIZE, Passage
+from localllm.services.search.passages import SIZE, Passage, passage_size
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 RANK = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 DEPTH = 100  # passages by words, and by meaning, that are joined
 RERANKED = 30  # of these, how many a reranker sees
-CHARACTERS = 3  # of a token, at least, in what most embedders read
 COMMON_WORDS = (
     "a an and are as at be by can do does for from have how i if in is it me my not of on or so that the there this to "
     "was we what when where which who why will with you your"
@@ -103,7 +102,7 @@ class Search:
 
         job = EmbedJob(path, EmbedOptions(role="document", overflow="cut"), self._models.engine)
         self._made = stack.enter_context(embedder(job))
-        return min(SIZE, max(200, CHARACTERS * (self._made.context - 16))), fingerprint(job)
+        return passage_size(self._made.context), fingerprint(job)
 
     def _options(self, role: str) -> Any:
         """Return the options for a question or a passage, with the model's own prompt for it if it has one."""

@@ -792,7 +792,7 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["run", "--chat-template"], "phi", "files", ["phi3", "phi4"]),
         (["run", "--allow"], "x", "files", []),
         (["run", "--raw"], "sm", "models", ["small"]),
-        (["run", "x", "y"], "sm", "nothing", []),
+        (["run", "x", "y"], "sm", "files", []),
         (["quantize"], "", "files", []),
         (["quantize", "x"], "Q4_K", "files", ["Q4_K_S", "Q4_K_M"]),
         (["config"], "pa", "nothing", ["path"]),

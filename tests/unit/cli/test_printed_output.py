@@ -545,6 +545,11 @@ def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
     asked: list[Any] = []
 
     class Near(Embedder):
+        context = 99
+
+        def usual_role(self, role: str) -> str:
+            return role
+
         def embed(self, given: list[str], options: Any, progress: Any = None) -> np.ndarray:
             asked.append((given, options.role))
             return np.array([[len(text), 1] for text in given], np.float32) / 10
@@ -566,7 +571,8 @@ def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
     )
     (tmp_path / "text").write_text("a text")
     invoke("embed", tiny, "--near", "xx", "--files", tmp_path / "text")
-    assert capsys.readouterr().out == f"0.1300\t{tmp_path / 'text'}\n" and asked[-1][1] is None
+    assert capsys.readouterr().out == f"0.2300\t{tmp_path / 'text'}:1\ta text\n"
+    assert asked[-2:] == [(["xx"], "query"), (["text\na text"], "document")]
 
 
 # ---- models that are there

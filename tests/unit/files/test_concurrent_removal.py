@@ -265,9 +265,10 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
         f"{os.path.abspath('q')} (9 bytes)",
         f"{os.path.abspath(path) if path else 'stdin'} ({len(data)} bytes)",
     )
-    told = f"{output} has answers for {before}, not for {after}; use another output file"
+    told = f"{output} has answers for {before}, not for {after}; --redo replaces them, or use another output file"
     if path == "q":
-        told = f"{os.path.abspath(path)} has changed since {output} was begun; use another output file"
+        told = f"{os.path.abspath(path)} has changed since {output} was begun; --redo replaces its answers"
+        told += ", or use another output file"
     assert str(error.value) == told
 
 

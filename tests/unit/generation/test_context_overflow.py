@@ -281,10 +281,14 @@ def test_the_command_line(tiny, cli):
     too_long = (
         "localllm: error: the prompt has 400 tokens, but the context holds only 256 with the answer, 145 too many: "
     )
-    shift = "use --on-overflow shift, which reads its beginning and its end"
-    assert cli(*long)[2] == f"{too_long}{shorter} or {shift}\n"
-    assert cli(*long, "--n", "2")[2] == f"{too_long}shorten it or set -c 401 or more (the model was trained for 512)\n"
-    assert cli(*long[:4], "x" * 600, *long[5:])[2].endswith(f", 345 too many: shorten it or {shift}\n")
+    some = "or read some of it with --on-overflow head, tail, middle"
+    assert cli(*long)[2] == f"{too_long}{shorter}, {some} or shift\n"
+    assert cli(*long, "--n", "2")[2] == f"{too_long}{shorter}, {some.replace(', middle', ' or middle')}\n"
+    parts = cli(*(each for each in long if each != "--raw"))[2]
+    assert (
+        f"{shorter.partition(',')[0]}, " in parts and "read all of it in parts with --on-overflow chunks, or" in parts
+    )
+    assert cli(*long[:4], "x" * 600, *long[5:])[2].endswith(f", 345 too many: shorten it, {some} or shift\n")
     code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
     assert (code, err) == (0, "localllm: the context is full: 192 tokens after the first 7 were dropped\n")
     code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")

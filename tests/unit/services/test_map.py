@@ -173,6 +173,26 @@ def test_answers_by_something_else_are_told_and_made_again_if_asked(cli, questio
     assert cli(*command, *more)[0] in (0, 6), "now they are the same"
 
 
+def test_only_errors_are_answered_again_by_other_options(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0
+    assert cli(*command, "--regex", "(ab){9}|x", "-n", 1)[0] == 6
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    good = {"id": 2, "output": "mine", "input": QUESTIONS[1]}
+    output.write_text("".join(json.dumps(each if each["id"] != 2 else good) + "\n" for each in lines))
+    assert cli(*command, "--regex", "(ab){9}|x", "-n", 60)[0] == 2, "another set of options"
+    code, _, err = cli(*command, "--regex", "(ab){9}|x", "-n", 60, "--redo-errors")
+    assert (code, err) == (0, f"localllm: {output} answers 1 of 4 records already\n")
+    answers = {each["id"]: each for each in map(json.loads, output.read_text().splitlines())}
+    assert [answers[id]["input"] for id in range(1, 5)] == QUESTIONS and answers.pop(2) == good
+    assert all(each["output"] in ("ab" * 9, "x") for each in answers.values())
+    assert "4 of 4" in cli(*command, "--regex", "(ab){9}|x", "-n", 60)[2], "now they are by these options"
+    code, _, err = cli(*command, "--redo", "--redo-errors")
+    assert code == 2 and "either --redo or --redo-errors" in err
+    code, _, err = cli(*command[:3], "--redo-errors")
+    assert code == 2 and "--redo-errors is about the answers in the output file: give -o FILE" in err
+
+
 def test_answers_by_another_model(cli, questions: Path, tmp_path: Path):
     output, copy = tmp_path / "answers.jsonl", tmp_path / "other.gguf"
     copy.write_bytes(Path(GUIDE).read_bytes())
@@ -189,7 +209,7 @@ def test_a_failing_redo_loses_nothing(cli, questions: Path, tmp_path: Path):
     assert cli("map", questions, questions, "-o", output, "--redo")[0] in (2, 3)
     assert output.read_bytes() == before
     code, _, err = cli("map", GUIDE, questions, "--redo")
-    assert code == 2 and "give it with -o FILE" in err
+    assert code == 2 and "--redo is about the answers in the output file: give -o FILE" in err
 
 
 def test_a_template_is_one_language_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):

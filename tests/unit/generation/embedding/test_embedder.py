@@ -139,35 +139,36 @@ def test_near(made, tmp_path, monkeypatch):
     folder.mkdir()
     for number in range(4):
         (folder / f"{number}.txt").write_text(" ".join(WORDS[number * 10 : number * 10 + 6]))
-    wanted = (folder / "2.txt").read_text()
+    wanted = f"2.txt\n{(folder / '2.txt').read_text()}"  # what the vector of its passage is made of
     for known in (0, 4):
         began = perf_counter()
         found = run("embed", made, "--files", folder, "--near", wanted, "--top", 2, "--stats")
         best, *_ = found.stdout.decode().splitlines()
-        assert best.endswith("2.txt") and float(best.split()[0]) > 0.999
+        cosine, place, text = best.split("\t")
+        assert place == f"{folder / '2.txt'}:1" and float(cosine) > 0.999 and text == (folder / "2.txt").read_text()
         assert f"{known} of 4 vectors were in the cache" in found.stderr.decode()
         require_sane_times(found.stderr, began)
 
 
-def test_files_that_cannot_be_read_are_skipped_by_name(made, tmp_path):
-    """As grep does; any number of files and folders may follow --files."""
+def test_passages_of_files_are_found_and_binary_files_skipped_by_name(made, tmp_path):
+    """As grep does, also in files that are long or not UTF-8; any number of files and folders may follow --files."""
     good, other, folder = tmp_path / "good.txt", tmp_path / "other.txt", tmp_path / "notes"
     folder.mkdir()
     good.write_text(f"{WORDS[1]} {WORDS[2]}")
     other.write_text(WORDS[9])
     (folder / "latin.txt").write_bytes(b"caf\xe9")
     (folder / "picture.bin").write_bytes(b"a\0b")
-    (folder / "long.txt").write_text(" ".join(WORDS * 3))
+    (folder / "long.txt").write_text("\n\n".join(" ".join(WORDS[:40]) for _ in range(3)))
     (folder / "short.txt").write_text(WORDS[4])
     for _ in range(2):  # the second time vectors come from the cache, and the notes are the same
-        found = run("embed", made, "--near", good.read_text(), "--files", good, folder, other)
+        asked = f"good.txt\n{good.read_text()}"
+        found = run("embed", made, "--near", asked, "--top", 9, "--files", good, folder, other)
         assert found.returncode == 0, found.stderr.decode()
-        names = [line.split("\t")[1] for line in found.stdout.decode().splitlines()]
-        assert names[0] == str(good) and sorted(names) == sorted(map(str, (good, other, folder / "short.txt")))
-        latin, picture, long = found.stderr.decode().splitlines()
-        assert latin == f"localllm: skipped: {folder / 'latin.txt'}: not UTF-8 at byte 3 (0xe9)"
-        assert picture == f"localllm: skipped: {folder / 'picture.bin'}: a binary file"
-        assert long.startswith(f"localllm: skipped: {folder / 'long.txt'} has ")
+        places = [line.split("\t")[1] for line in found.stdout.decode().splitlines()]
+        whole = [f"{path}:1" for path in (good, other, folder / "short.txt", folder / "latin.txt")]
+        long = [f"{folder / 'long.txt'}:{line}" for line in (1, 3, 5)]
+        assert places[0] == whole[0] and sorted(places) == sorted([*whole, *long])
+        assert found.stderr.decode() == f"localllm: skipped: {folder / 'picture.bin'}: a binary file\n"
     found = run("embed", made, "--files", other, folder / "long.txt", good)
     by_id = {one["id"]: one for one in map(json.loads, found.stdout.splitlines())}
     first, second, third = (by_id[str(path)] for path in (other, folder / "long.txt", good))

@@ -1,0 +1,91 @@
+"""Measure what `run --on-overflow chunks` finds in long texts: three faults in a log, twenty facts in a book.
+
+    python scripts/measure/measure_chunks.py MODEL log --lines 10000
+    python scripts/measure/measure_chunks.py MODEL book --pages 300
+
+Prints the answer, and which of the planted lines or facts it has. Started again after an interruption it goes on.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from itertools import cycle, islice
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = 40  # lines
+FAULTS = {
+    "db1 postgres: FATAL: no space left on device, cannot write WAL": "no space left",
+    "web2 nginx: upstream timed out after 60 s while reading /checkout": "timed out",
+    "web3 kernel: Out of memory: killed process 4711 (java)": "4711",
+}
+LOG_QUESTION = "Which lines of this log report a fault (an error, a failure)? Quote each of these lines."
+BORN = {
+    "Ada": "Oslo", "Ben": "Lima", "Cleo": "Cairo", "Dan": "Quito", "Eva": "Delhi", "Finn": "Turin", "Gus": "Basel",
+    "Hana": "Kyoto", "Ivo": "Perth", "Jade": "Minsk", "Kai": "Tunis", "Lena": "Havana", "Mats": "Riga",
+    "Nora": "Bogota", "Olaf": "Dakar", "Pia": "Seoul", "Quin": "Porto", "Rosa": "Vienna",
+    "Sven": "Izmir", "Tess": "Nairobi",
+}  # fmt: skip
+BOOK_QUESTION = "Which person was born in which city? List every person of whom the text says so, with the city."
+
+
+def log(lines: int) -> tuple[str, list[str]]:
+    """Return a log without faults but three, and what an answer must have of each."""
+    draw = random.Random(7)
+    hosts, pages, users = ["web1", "web2", "web3", "db1", "mail"], ["cart", "home", "login"], ["ann", "bob", "eve"]
+    shapes = [
+        lambda: f"{draw.choice(hosts)} nginx: GET /{draw.choice(pages)} 200",
+        lambda: f"{draw.choice(hosts)} nginx: GET /img/{draw.randint(1, 99)}.png 304",
+        lambda: f"{draw.choice(hosts)} sshd: session opened for {draw.choice(users)}",
+        lambda: f"{draw.choice(hosts)} cron: job {draw.choice(['backup', 'rotate'])} finished",
+        lambda: "db1 postgres: checkpoint complete",
+        lambda: f"mail postfix: message {draw.randint(100, 999)} delivered",
+    ]
+    made = [draw.choice(shapes)() for _ in range(lines)]
+    for line, share in zip(FAULTS, (0.22, 0.59, 0.85), strict=True):
+        made[int(lines * share)] = line
+    return "\n".join(made) + "\n", [*FAULTS.values()]
+
+
+def book(pages: int) -> tuple[str, list[str]]:
+    """Return prose with twenty facts in it, evenly spread, and what an answer must have of each."""
+    prose = (ROOT / "localllm" / "data" / "calibration" / "prose.txt").read_text(encoding="utf-8").splitlines()
+    made = [*islice(cycle(prose), pages * PAGE)]
+    for number, (name, city) in enumerate(BORN.items()):
+        made[(2 * number + 1) * len(made) // (2 * len(BORN))] = f"{name} was born in {city}."
+    return "\n".join(made) + "\n", [f"{name}|{city}" for name, city in BORN.items()]
+
+
+def has(answer: str, wanted: str) -> bool:
+    """Return whether some line of an answer has all parts of what is wanted."""
+    return any(all(part in line for part in wanted.split("|")) for line in answer.splitlines())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("text", choices=["log", "book"])
+    parser.add_argument("--lines", type=int, default=10_000)
+    parser.add_argument("--pages", type=int, default=300)
+    parser.add_argument("--context", type=int, default=4096)
+    asked = parser.parse_args()
+    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages)
+    question = LOG_QUESTION if asked.text == "log" else BOOK_QUESTION
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{asked.text}.txt"
+        path.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "localllm", "run", asked.model, "-f", str(path), "--no-stdin", "--temp", "0"]
+        options = ["-c", str(asked.context), "-n", "400", "--on-overflow", "chunks", "-p", question]
+        done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if done.returncode:
+        sys.exit(done.returncode)
+    found = [each for each in wanted if has(done.stdout, each)]
+    missing = [each for each in wanted if each not in found]
+    print(done.stdout)
+    print(f"found: {len(found)} of {len(wanted)}" + (f"; not {', '.join(missing)}" if missing else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What people try who know llm, mods, aichat, fabric, files-to-prompt, grep and jq, and have not read the docs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from localllm import builtin_model
+from localllm.services.record_stream import RecordStream
+from localllm.services.records import lines_of_document, read_records
+
+GUIDE = builtin_model()
+SHORT = "--temp", 0, "-n", 3
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """The current folder, with notes."""
+    for kind in ("CACHE", "STATE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    (tmp_path / "home" / "notes").mkdir(parents=True)
+    for name, text in {"a.txt": "The ferry leaves at nine.\n", "b.md": "Trains leave every hour.\n"}.items():
+        (tmp_path / "home" / "notes" / name).write_text(text)
+    (tmp_path / "home" / "notes" / "c.bin").write_bytes(b"\0\1")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("words", "help"),
+    [
+        (("why is the sky blue?",), "a question needs a command: localllm run MODEL 'why is the sky blue?'"),
+        (("summarize",), "localllm run MODEL --template NAME"),
+        (("logs",), "`localllm run --continue` goes on after the last answer"),
+        (("grep", "-r", "x"), "did you mean search?"),
+        (("patterns",), "did you mean templates?"),
+        (("run", GUIDE, "-s", "You are a pirate", "Hi"), "-s is the seed, -sys TEXT a system message"),
+        (("run", GUIDE, "-t", "summarize"), "-t is the number of threads, --template NAME a named prompt"),
+        (("run", GUIDE, "-c", "And in German?"), "--continue follows up on the last answer"),
+        (("run", GUIDE, "-C", "-p", "And in German?"), "-C needs a value; to follow up on the last"),
+        (("run", GUIDE, "--pattern", "summarize"), "use --template NAME"),
+        (("run", GUIDE, "-a", "cat.jpg", "Hi"), "use --image FILE for an image, -f FILE for a text"),
+        (("run", GUIDE, "What", "is", "this"), "'is' is one argument too many: quote a text of several words"),
+        (("run", GUIDE, "-f", "notes", "What", "is"), "'is' is one argument too many"),
+        (("map", GUIDE, "notes/a.txt", "notes/b.md"), "the name of a folder stands for its files"),
+        (("search", "notes", "ferry", "boats"), "ferry: no such file or folder; put the question in quotes"),
+        (("search", "-c", "ferry", "notes"), "-l lists the files that have such passages"),
+    ],
+)  # fmt: skip
+def test_what_does_not_exist_here_is_explained(cli, folder: Path, words: tuple[str, ...], help: str):
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "") and help in err and err.count("\n") == 1
+
+
+def question(folder: Path) -> str:
+    """What the last answer of `run` was asked."""
+    kept = folder.parent / "STATE" / "localllm" / "last-answer.jsonl"
+    return json.loads(kept.read_text().splitlines()[1])["content"]
+
+
+def test_a_pattern_behind_f_is_several_files(cli, folder: Path):
+    code, _, err = cli("run", GUIDE, "-f", "notes/a.txt", "notes/b.md", "-p", "When?", *SHORT)
+    assert (code, err) == (0, "")
+    both = "==> notes/a.txt <==\nThe ferry leaves at nine.\n\n==> notes/b.md <==\nTrains leave every hour.\n\nWhen?"
+    assert question(folder) == both
+    assert cli("run", GUIDE, "-f", "notes/a.txt", "notes/b.md", "When?", *SHORT)[0] == 0 and question(folder) == both
+    assert cli("run", GUIDE, "-f", "notes", "When?", *SHORT)[0] == 0 and question(folder) == both  # without c.bin
+    (folder / "empty").mkdir()
+    assert "empty: there is no text file" in cli("run", GUIDE, "-f", "empty", "When?")[2]
+
+
+def test_a_prompt_that_is_the_name_of_a_file_is_told(cli, folder: Path):
+    code, _, err = cli("run", GUIDE, "notes/a.txt", *SHORT)
+    assert code == 0 and question(folder) == "notes/a.txt"
+    assert err == (
+        "localllm: the prompt is the text 'notes/a.txt', not the file of this name; -f notes/a.txt reads the file\n"
+    )
+
+
+def test_a_folder_has_a_record_for_each_file(cli, folder: Path):
+    command = "map", GUIDE, "notes", "-p", "Summarize: {text}", *SHORT, "-o", "notes/out.jsonl"
+    assert cli(*command) == (0, "", "")
+    lines = [json.loads(line) for line in Path("notes/out.jsonl").read_text().splitlines()]
+    assert [each["id"] for each in lines] == ["notes/a.txt", "notes/b.md"]
+    assert lines[0]["input"] == {"file": "notes/a.txt", "text": "The ferry leaves at nine.\n"}
+    assert "2 of 2" in cli(*command)[2], "the output is no record"
+    (folder / "none").mkdir()
+    assert "none: there is no text file" in cli("map", GUIDE, "none", "-p", "{text}")[2]
+
+
+BOOKS = [{"title": "Emma"}, {"title": "Dune", "tags": ["sand"]}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [json.dumps(BOOKS), json.dumps(BOOKS, indent=2), "\n".join(json.dumps(book, indent=4) for book in BOOKS) + "\n"],
+    ids=["an array", "an array over lines", "objects as jq prints them"],
+)
+def test_json_over_several_lines(cli, folder: Path, text: str):
+    (folder / "books.json").write_text(text)
+    for given in (("books.json",), ()):
+        stdin = b"" if given else text.encode()
+        code, out, err = cli("map", GUIDE, *given, "-p", "Who wrote {title}?", *SHORT, stdin=stdin)
+        assert (code, err) == (0, "")
+        assert [json.loads(line)["input"] for line in out.splitlines()] == BOOKS
+
+
+@pytest.mark.parametrize(
+    "text", ['["a", "b"]\n["c"]\n', "[12:00] started\n", "[\nno JSON\n", '{"a": 1}\n{"a": 2}\n', "{\n}}\n", "[1, 2]\n"]
+)
+def test_what_only_looks_like_such_json_stays_lines(text: str):
+    assert lines_of_document(text.encode()) is None
+    assert len(read_records(text.encode())) == text.count("\n")
+    stream = RecordStream(__import__("io").BytesIO(text.encode()))
+    assert len([*stream]) == text.count("\n")
+
+
+def test_texts_in_an_array_are_lines():
+    assert [record.input for record in read_records(b'["a",\n"b"]')] == [{"line": "a"}, {"line": "b"}]
+
+
+def test_flags_of_grep(cli, folder: Path):
+    Path("notes/a.txt").write_text("one\n\ntwo\n\nThe ferry leaves.\n\nthree\n" + "x\n\n" * 999)
+    plain = cli("search", "ferry", "notes", "-n", "-k", 1)[1]
+    assert cli("search", "-rni", "ferry", "notes", "-k", 1)[1] == plain
+    Path("notes/a.txt").write_text("# A\n\none\n\n# B\n\nThe ferry leaves.\n\n# C\n\nthree\n")
+
+    def numbers(*more: object) -> list[int]:
+        return [
+            int(line.split(":")[1]) for line in cli("search", "ferry", "notes", "-n", "-k", 1, *more)[1].splitlines()
+        ]
+
+    assert (numbers(), numbers("-B", 2), numbers("-A", 1), numbers("-B", 1, "-A", 1), numbers("-C", 1)) == (
+        [5, 6, 7], [3, 4, 5, 6, 7], [5, 6, 7, 8], [4, 5, 6, 7, 8], [4, 5, 6, 7, 8],
+    )  # fmt: skip
+
+
+def test_ask_with_the_model_first(cli, folder: Path):
+    out = cli("ask", GUIDE, "notes", "when does the ferry leave?", *SHORT, "-k", 1)[1]
+    assert out.splitlines()[-1] == "[1] notes/a.txt:1"
+
+
+def test_a_text_in_quotes_is_embedded(cli, folder: Path, model_path):
+    code, out, _ = cli("embed", model_path("bert"), "some words")
+    assert code == 0 and json.loads(out)["id"] == "some words"
+    assert "cannot read word: No such file" in cli("embed", model_path("bert"), "word")[2]
+
+
+def test_tokens_are_counted(cli):
+    tokens = cli("tokenize", GUIDE, "Hello world")[1].count("\n")
+    assert cli("tokenize", GUIDE, "Hello world", "--count") == (0, f"{tokens}\n", "")
