@@ -14,8 +14,8 @@ from localllm.cli.parameters import Argument, Parameter, own_name
 from localllm.errors import UsageError
 
 TOO_MANY = {
-    "map": "`cat FILE... | localllm map MODEL` answers the lines of several files, and the name of a folder stands for "
-    "its files, with the fields {file} and {text}",
+    "map": "the prompt is given by -p TEXT; `cat FILE... | localllm map MODEL` answers the lines of several files, and "
+    "the name of a folder stands for its files, with the fields {file} and {text}",
     "chat": "quote a text of several words",
 }
 COMPLAINTS = " should be ", " cannot be combined ", " is not for "  # that are made of options only

@@ -255,6 +255,7 @@ SHELL_TOOLS = {
         "use --template NAME: `localllm templates` lists them": "--pattern --prompt-template",
         "use --image FILE for an image, -f FILE for a text": "-a --attachment --attach --at",
         "use --continue": "--continue-last --last",
+        "an answer is always printed as it is generated": "--stream --no-stream -S",
     },
     "search": {
         "-k N is the number of passages": "--max-count",

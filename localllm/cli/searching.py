@@ -27,6 +27,8 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
     if question is None:
         if not places:
             raise UsageError(f'QUESTION is missing: localllm {command} FOLDER "QUESTION"')
+        if len(places) == 1 and os.path.isdir(places[0]):
+            raise UsageError(f'QUESTION is missing: localllm {command} {places[0]} "QUESTION"')
         is_first = len(places) > 1 and not is_place(places[0]) and all(is_place(each) for each in places[1:])
         question = places.pop(0 if is_first else -1)
     if not question.strip():
@@ -40,6 +42,14 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
     if PIPE in places and len(places) > 1:
         raise UsageError("- cannot be combined with files: its lines are ranked alone")
     return places, question
+
+
+def require_places(given: Sequence[str]) -> list[str]:
+    """Return files and folders, the current one if none is given. Raises UsageError for one that does not exist."""
+    for name in given:
+        if not os.path.exists(name):
+            raise UsageError(f"{name}: no such file or folder")
+    return [*given] or ["."]
 
 
 def is_place(name: str) -> bool:

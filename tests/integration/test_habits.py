@@ -44,6 +44,11 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         (("run", GUIDE, "-f", "notes", "What", "is"), "'is' is one argument too many"),
         (("map", GUIDE, "notes/a.txt", "notes/b.md"), "the name of a folder stands for its files"),
         (("search", "notes", "ferry", "boats"), "ferry: no such file or folder; put the question in quotes"),
+        (("search", "notes"), 'QUESTION is missing: localllm search notes "QUESTION"'),
+        (("ask", "notes", "-m", GUIDE), 'QUESTION is missing: localllm ask notes "QUESTION"'),
+        (("run", "--template", "summarize"), "MODEL is missing: localllm run MODEL --template summarize"),
+        (("run", GUIDE, "--stream", "Hi"), "an answer is always printed as it is generated"),
+        (("map", GUIDE, "notes/a.txt", "Translate {line}"), "the prompt is given by -p TEXT"),
         (("search", "-c", "ferry", "notes"), "-l lists the files that have such passages"),
     ],
 )  # fmt: skip
@@ -143,6 +148,8 @@ def test_ask_with_the_model_first(cli, folder: Path):
 def test_a_text_in_quotes_is_embedded(cli, folder: Path, model_path):
     code, out, _ = cli("embed", model_path("bert"), "some words")
     assert code == 0 and json.loads(out)["id"] == "some words"
+    out = cli("embed", model_path("bert"), "--near", "ferry", "notes")[1]
+    assert sorted(line.split("\t")[1] for line in out.splitlines()) == ["notes/a.txt:1", "notes/b.md:1"]
     assert "cannot read word: No such file" in cli("embed", model_path("bert"), "word")[2]
 
 

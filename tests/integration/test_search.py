@@ -2,10 +2,12 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import UsageError
@@ -225,6 +227,34 @@ def test_questions_are_words_without_the_common_ones():
 def test_a_passage_that_another_has_is_left_out():
     passages = [Passage("a", 1, 10, ""), Passage("a", 4, 12, ""), Passage("a", 10, 20, ""), Passage("b", 1, 10, "")]
     assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
+
+
+# ---- MCP
+
+
+def test_a_tool_for_clients_of_mcp(folder: Path, tmp_path: Path, monkeypatch):
+    """By the official package's client, as `localllm chat --mcp` uses it; a changed file is read again."""
+    pytest.importorskip("mcp")
+    from localllm.services.tools.mcp import McpServers
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "localllm", "search", "--mcp", str(folder / "notes"), "-k", "1"]
+    environment = {name: os.environ[name] for name in ("PYTHONPATH", "XDG_CACHE_HOME")}
+    server = {"command": command[0], "args": command[1:], "env": environment}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"notes": server}}))
+    with McpServers(str(tmp_path / "mcp.json")) as servers:
+        [offered] = servers.offered
+        assert offered.tool.name == "notes__search" and str(folder / "notes") in offered.tool.description
+        answer = offered.perform({"question": "when does the ferry leave?"})
+        assert answer == f"{folder / 'notes' / 'travel.md'}:1\n# Boats\n\nThe ferry leaves at nine."
+        (folder / "notes" / "todo.txt").write_text("the zeppelin is late\n")
+        assert offered.perform({"question": "zeppelin", "passages": 3}).endswith("todo.txt:1\nthe zeppelin is late")
+        assert offered.perform({"question": "submarine"}) == "nothing was found"
+
+
+def test_mistakes_with_mcp(cli, folder: Path):
+    assert "none: no such file or folder" in cli("search", "--mcp", "none")[2]
+    assert "leave out --query" in cli("search", "--mcp", "-e", "Hi")[2]
 
 
 # ---- ask

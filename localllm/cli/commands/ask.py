@@ -24,8 +24,8 @@ def ask(
         str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Question; then all arguments are files.")
     ] = None,
     top: Annotated[
-        int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 6]")
-    ] = 6,
+        int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 8]")
+    ] = 8,
     threshold: Threshold = None,
     system: options.System = None,
     files: FileFilter,

@@ -140,8 +140,8 @@ def embed(
     if near is not None and (output is not None or format is not None):
         raise UsageError("--near prints texts, not vectors: leave out -o and --format")
     given = input or []
-    if files is not None:
-        files, given = [*files, *given], []
+    if files is not None or any(map(os.path.isdir, given)):
+        files, given = [*(files or ()), *given], []
     if len(given) > 1:
         raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
     line = ProgressLine()

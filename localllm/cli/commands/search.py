@@ -50,6 +50,13 @@ def search(
         bool, typer.Option("-l", "--files-with-matches", help="Print only the names of files, the best first.")
     ] = False,
     as_json: options.AsJson = False,
+    mcp: Annotated[
+        bool,
+        typer.Option(
+            "--mcp", help="Be a server of the Model Context Protocol with a tool `search`, on stdin and stdout."
+        ),
+        TYPED_ONLY,
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="The same as --embedder."),
@@ -71,11 +78,20 @@ def search(
       localllm search docs "how do I resume a map?" -m nomic-embed-text-1.5
       localllm search src -l "where are passwords checked?"
       rg -n ferry | localllm search - "when do boats leave?" -m minilm.gguf
+      localllm search docs --mcp -m minilm.gguf
       localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
     """
-    from localllm.cli.searching import opened_search, piped_lines, places_and_question
+    from localllm.cli.searching import opened_search, piped_lines, places_and_question, require_places
 
     models.embedder = model or models.embedder
+    if mcp:
+        from localllm.services.search.mcp_server import serve
+
+        if query is not None:
+            raise UsageError("--mcp answers the questions of its client: leave out --query")
+        places = require_places(paths or ())
+        with opened_search(places, files, models, threads, device) as opened:
+            return serve(opened, places, top)
     places, question = places_and_question(paths or (), query, "search")
     for name, value, least in (("top", top, 1), ("around", around, 0), ("before", before, 0), ("after", after, 0)):
         if value < least:

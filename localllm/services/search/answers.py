@@ -14,7 +14,7 @@ INSTRUCTION = (
     "Answer the question from these passages alone, and put the numbers of those that you use behind what they say, "
     "as [1]. If they do not answer it, say so.\n\nQuestion: {question}"
 )
-PASSAGES = 4  # that go with a question of a chat
+PASSAGES = 6  # that go with a question of a chat
 ANSWER = 4  # the part of the context, as 1/ANSWER, that stays free for the answer
 
 

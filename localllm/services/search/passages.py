@@ -8,7 +8,7 @@ from itertools import pairwise
 from localllm.frozen import frozen
 from localllm.services.code_blocks import FENCE
 
-SIZE = 900  # characters of a passage, about: some 200 tokens
+SIZE = 600  # characters of a passage, about: some 150 tokens
 WHOLE = 1.5  # times the size, up to which a section stays in one passage
 CHARACTERS = 3  # of a token, at least, in what most embedders read
 OVERLAP = 160  # characters of a paragraph that the next passage may repeat
@@ -126,7 +126,8 @@ def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -
         if begin is None:
             begin = start
         following = blocks[number + 1] if number + 1 < len(blocks) else None
-        if following is None or length(begin, following[1]) > size:
+        is_short = length(begin, end) <= OVERLAP  # a heading or an introduction, which says little alone
+        if following is None or length(begin, following[1]) > (WHOLE * size if is_short else size):
             yield begin, end
             overlaps = begin != start and length(start, end) <= OVERLAP
             begin = start if following and overlaps and length(start, following[1]) <= size else None

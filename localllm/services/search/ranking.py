@@ -16,7 +16,7 @@ from localllm.services.search.passages import SIZE, Passage, passage_size
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
-RANK = 60  # of reciprocal rank fusion (Cormack et al. 2009)
+RANK = 20  # of reciprocal rank fusion (Cormack et al. 2009, who took 60 for longer lists)
 DEPTH = 100  # passages by words, and by meaning, that are joined
 RERANKED = 30  # of these, how many a reranker sees
 COMMON_WORDS = (
@@ -74,26 +74,35 @@ class Search:
         lines: to be ranked instead of files.  show: called with how far it is. Raises ModelError, UsageError.
         """
         self._models, self._show, self._stack = models, show, ExitStack()
+        self._names, self._wanted, self._has_files = names, wanted, lines is None
         self._made: Any = None
-        files = [] if lines is not None else [*text_files(names, wanted)]
+        if self._has_files:
+            self._files()  # one that does not exist is told before a model is opened
         with ExitStack() as opening:
             size, place = SIZE, ""
             if models.embedder is not None:
                 size, place = self._open(models.embedder, opening)
             path = None if lines is not None else file_of(cache_folder() / "search", names, [size, place, wanted])
             self.index = opening.enter_context(Index(path, size))
-            if lines is None:
-                self.index.update(files, lambda done, count: show(f"{done} of {count} files read"))
-            else:
+            if lines is not None:
                 whole = (Passage("", number, number, line) for number, line in enumerate(lines, 1) if line.strip())
                 self.index.add(whole)
-            if self._made is not None:
-                made, options = self._made, self._options("document")
-                self.index.embed(
-                    lambda texts: made.embed(texts, options),
-                    lambda done, count: show(f"{done} of {count} passages embedded"),
-                )
+            self.update()
             self._stack = opening.pop_all()
+
+    def _files(self) -> list[str]:
+        return [*text_files(self._names, self._wanted)]
+
+    def update(self) -> None:
+        """Read files that have changed, and make the vectors that are missing. Raises UsageError."""
+        if self._has_files:
+            self.index.update(self._files(), lambda done, count: self._show(f"{done} of {count} files read"))
+        if self._made is not None:
+            made, options = self._made, self._options("document")
+            self.index.embed(
+                lambda texts: made.embed(texts, options),
+                lambda done, count: self._show(f"{done} of {count} passages embedded"),
+            )
 
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
         """Open the embedding model; return the size of a passage and what tells the model from others."""

@@ -203,7 +203,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
                 words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
                 assert (words.left_out, words.texts) == ([(name, foreign.reason)], {})
             else:
-                with pytest.raises(UsageError, match=re.escape(f"{name}: {llama_names.refusal(name)}")):
+                with pytest.raises(UsageError, match=re.escape(f"{name}: {llama_names.refusal(name, name_of)}")):
                     read_words(["x", name, "1"], params, name_of)
     assert llama_names._LEFT_OUT.keys() & llama_names._REFUSED.keys() == set()
 
