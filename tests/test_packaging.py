@@ -98,6 +98,7 @@ def install(wheel: Path, folder: Path) -> None:
     answers(python, folder, PYTHONPATH=os.pathsep.join(map(str, site_packages())))
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_wheel_sdist_and_editable(tmp_path: Path):
     """The wheel of the sources' archive is that of the repository; each installs the whole program."""

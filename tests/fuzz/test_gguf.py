@@ -79,6 +79,7 @@ def header_size(content: bytes) -> int:
     return content.index(b"BF16") + 64
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files(tmp_path, valid, seed):

@@ -55,6 +55,7 @@ def test_images():
     assert count_refused(read, [(whole, len(whole)) for whole in wholes], UsageError) < 2 * REFUSED
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_projectors(tmp_path):
     """Of every family, damaged where names, numbers and places of tensors stand; what is read sees numbers."""

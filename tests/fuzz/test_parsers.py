@@ -71,6 +71,7 @@ def logits(path: Path) -> None:
     path.write_bytes(MAGIC + struct.pack("<3i", 8, 5, 2) + body)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "read"),
@@ -105,6 +106,7 @@ def refused_or_read(read: Callable[..., Any], *arguments: Any) -> None:
         assert str(error).isprintable(), error
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @EXAMPLES
 @given(st.dictionaries(st.sampled_from(["id", "line", "messages", "text", "é"]), JSON) | JSON, st.binary(max_size=20))

@@ -26,6 +26,7 @@ def card(monkeypatch) -> SimulatedCard:
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("name", ["bert", "modern_bert"])
 def test_rows(model_path, card, name):

@@ -26,6 +26,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(3)
 @pytest.mark.parametrize(("name", "more"), DENSE.items())
 def test_dense_families(model_path, card, name, more):

@@ -64,6 +64,7 @@ def test_the_cpu(model_path, name):
     assert nmse(rows(path, name, "cpu"), rows(path, name, "reference")) < 3e-9  # of a single score
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS_IN_BLOCKS)
 def test_quantized(model_path, name):
     """As llama.cpp's of the same weights in float32."""

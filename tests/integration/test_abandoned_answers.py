@@ -44,6 +44,7 @@ def test_garbage_collected_in_the_middle_of_a_call_does_not_hang(scenario: str, 
     assert set(run(scenario, moment)) == SCENARIOS[scenario]
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("moment", ["always", "locked"])
 def test_an_encoder_beside_abandoned_answers_gives_the_same_vectors(moment: str, model_path):
@@ -78,6 +79,7 @@ def test_an_answer_can_be_ended_by_another_thread(end: str):
         assert not thread.is_alive() and answer.finish_reason in ("interrupted", "stop") and pieces
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(15)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
 def test_a_web_application_survives_clients_that_leave(capsys: pytest.CaptureFixture[str]):

@@ -96,6 +96,7 @@ def test_a_conversation(tiny: str, tmp_path: Path):
     assert "\x1b[?2004l" in chat.seen[chat.seen.rindex("/exit leaves") :], "bracketed paste is still on"
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "told"),
@@ -162,6 +163,7 @@ def test_markdown(talk):
     assert chat.end() == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"NO_COLOR": ""}, {"TERM": "dumb"}])
 def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
@@ -294,6 +296,7 @@ def test_commands(talk, tmp_path: Path, tiny: str):
     assert chat.end() == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -343,6 +343,7 @@ def test_stdin_by_name_and_not_at_all(tiny: str, cli):
 SILENCE = b"localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit\n"
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["run TINY -p x -n 1", "run TINY -f - -n 1", "chat TINY -n 1", "map TINY -n 1", "tokenize TINY"]
@@ -677,6 +678,7 @@ def is_running(pid: str) -> bool:
         return False
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
 def test_little_memory(tiny: str):

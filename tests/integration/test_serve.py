@@ -562,6 +562,7 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
     assert threads and "answers" not in threads
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_real_model(shared):
     """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""

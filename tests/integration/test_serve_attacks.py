@@ -274,6 +274,7 @@ def test_smuggling(told: Served):
     assert status(answer) == 400
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "asked"),

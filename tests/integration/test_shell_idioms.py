@@ -131,6 +131,7 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     return done.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ANSWERS)
 def test_an_idiom(folder: Path, title: str):

@@ -88,6 +88,7 @@ def test_every_kernel_is_made_for_macs(part, cpu):
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_kernels_of_the_first_arms():
     """Waiting, the clock, half floats, products that are added: nothing calls a function for them."""

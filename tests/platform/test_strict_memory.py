@@ -29,6 +29,7 @@ print(memory.bytes[30000] + memory.bytes[5000], flush=True)
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_all_that_is_touched_was_asked_for():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "strict_memory", "-p", "no:cacheprovider", *CASES]

@@ -50,7 +50,7 @@ def run_as(cpu: str, cache: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow(60)
-@pytest.mark.sampled(every=12)
+@pytest.mark.sampled(every=36)
 @needs_x86
 @pytest.mark.parametrize("file", TESTS)
 @pytest.mark.parametrize("cpu", ["alderlake", "haswell", "nehalem", "x86-64"])

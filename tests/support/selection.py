@@ -1,6 +1,6 @@
 """Which tests run: of expensive cases those whose turn it is at this commit, or all of them.
 
-Cases with `@pytest.mark.sampled` are slow, and run at each third commit or so: the commit's hash and the case's name
+Cases with `@pytest.mark.sampled` are slow, and run at each fourth commit or so: the commit's hash and the case's name
 decide, so that a commit always sees the same ones, and a few commits see all. `sampled("name")` goes by the value of
 that parameter alone: all tests of a format take turns together, wherever they are, and compile its kernels once; as a
 module's `pytestmark`, it means those that have the parameter. `every` says how seldom a case has its turn, `always`
@@ -56,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     global chosen
     chosen, option = config, config.option
     config.addinivalue_line(
-        "markers", "sampled(*parameters, every=3, always=()): runs at each third commit; see tests/support/selection.py"
+        "markers",
+        "sampled(*parameters, every=4, always=()): runs at some commits; see tests/support/selection.py",
     )
     config.addinivalue_line("markers", "real: needs real models; runs with --real alone")
     option.commit = (option.commit or head())[:HASH]
@@ -92,7 +93,7 @@ def turn(item: pytest.Item) -> tuple[str, int] | None:
     if mark is None or not values.keys() >= set(mark.args):
         return None
     case = "-".join(str(values[name]) for name in mark.args) if mark.args else item.nodeid
-    return None if case in mark.kwargs.get("always", ()) else (case, mark.kwargs.get("every", 3))
+    return None if case in mark.kwargs.get("always", ()) else (case, mark.kwargs.get("every", 4))
 
 
 def seconds(item: pytest.Item) -> int:
@@ -106,9 +107,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave cases out. Those are slow; the slowest go first, so that no core waits for another's last one."""
     is_named = any("::" in argument for argument in config.args)
     if config.option.real or not is_named:
-        others = [item for item in items if bool(item.get_closest_marker("real")) != config.option.real]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in {*others}]
+        others = {item for item in items if bool(item.get_closest_marker("real")) != config.option.real}
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
     turns = {item: found for item in items if (found := turn(item))}
     for item in turns:
         item.add_marker("slow")

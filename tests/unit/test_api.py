@@ -83,6 +83,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(12)
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_type_checkers_see_what_is_wrong(tmp_path: Path):

@@ -821,6 +821,7 @@ SHELLS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_completes(tmp_path: Path, shell: str):
     if not shutil.which(shell):
@@ -839,6 +840,7 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("begun", "words"),
     [
@@ -886,6 +888,7 @@ def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
     assert script.count("(") == script.count(")") and "%" not in script
 
 
+@pytest.mark.sampled
 def test_how_long_a_prompt_may_be(tiny: str):
     """As long as the context, unless what does not fit is forgotten."""
     group = SimpleNamespace(context=64, rope=Rope())
@@ -894,6 +897,7 @@ def test_how_long_a_prompt_may_be(tiny: str):
     assert len(most) == 1 and most < {*range(64, 64_000)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("no_cache", [True, False])
 def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
     group = EngineGroup(

@@ -292,6 +292,7 @@ def test_the_prompt_behind_the_model(tiny: str, cli):
     assert parsed("run", "m", "-p", "a", "-p", "b", "-f", "c", "-f", "d")["prompt"] == ["a", "b"]
 
 
+@pytest.mark.sampled
 def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure, tiny: str):
     code, out, err = cli("run", *PROMPT, "-n", "4")
     assert code == 0 and out and err.startswith("localllm: no model given; using the tiny built-in model")
@@ -362,6 +363,7 @@ def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
     assert cli("run", tiny, *PROMPT, *SHORT)[0] == 0
 
 
+@pytest.mark.sampled
 def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path):
     text, precious = tmp_path / "text", tmp_path / "precious"
     text.write_text("Some words and some more of them. " * 30)
@@ -378,6 +380,7 @@ def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path)
         assert cli(*words, precious)[0] == 0  # one of its own kind
 
 
+@pytest.mark.sampled
 def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tmp_path: Path):
     out = tmp_path / "out.gguf"
     out.write_text("precious")

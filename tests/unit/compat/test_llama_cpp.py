@@ -278,6 +278,7 @@ def test_without_logits_all(tiny: str, model: localllm.Model):
             llm.scores  # noqa: B018
 
 
+@pytest.mark.sampled
 def test_embeddings(model_path):
     path = str(model_path("bert"))
     with Llama(path, embedding=True, n_ctx=0, n_threads=1) as llm:
@@ -311,6 +312,7 @@ def test_arguments_that_would_change_answers_are_refused(tiny: str, given: dict,
         Llama(tiny, **given)
 
 
+@pytest.mark.sampled
 def test_what_libraries_pass_by_default_is_taken(tiny: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -418,6 +420,7 @@ def test_the_signatures_can_be_read():
     assert inspect.signature(Llama.create_chat_completion).parameters["temperature"].default == 0.2
 
 
+@pytest.mark.sampled
 def test_nothing_else_imports_it():
     code = "import localllm, localllm.api, localllm.cli.main, sys; print('localllm.compat' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

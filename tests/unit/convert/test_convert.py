@@ -449,6 +449,7 @@ def special_tokens(metadata: dict[str, Any], kinds: set[int]) -> list[dict[str, 
     return [added_token(token, piece, bool(kind != 4)) for token, (piece, kind) in tokens if kind in kinds]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -716,6 +717,7 @@ def test_a_tokenizer_need_not_have_added_tokens(tmp_path: Path, added: list[Any]
     assert metadata["token_type"].tolist()[:3] == [1, 1, 1] and metadata["tokens"][0] == "<|endoftext|>"
 
 
+@pytest.mark.sampled
 def test_chat_templates(tmp_path: Path):
     write_checkpoint(tmp_path)
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}, "?"]

@@ -242,6 +242,7 @@ def expected_rows(name: str, meant: np.ndarray) -> tuple[str, np.ndarray]:
     return f"blk.{layer}.{place}.weight", meant
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_what_was_packed(tmp_path: Path, case: str):
     meant = write_quantized(tmp_path / "model", case)
@@ -255,6 +256,7 @@ def test_weights_are_what_was_packed(tmp_path: Path, case: str):
             assert np.allclose(found, rows[first:last], rtol=1e-6, atol=1e-9), place
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", ["fp8-blocks", "awq", "gptq-act-order", "ct-w4a16", "bnb-nf4-nested"])
 def test_from_the_command_line(tmp_path: Path, cli, case: str):
     write_quantized(tmp_path / "model", case)
@@ -263,6 +265,7 @@ def test_from_the_command_line(tmp_path: Path, cli, case: str):
     assert cli("run", tmp_path / "out.gguf", "-p", "Hi", "-n", "1")[0] == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("case", "format"), [("ct-w4a16", "Q4_0"), ("ct-mxfp4", "MXFP4")])
 def test_codes_stay_where_a_format_says_the_same(tmp_path: Path, cli, monkeypatch, case: str, format: str):
     """Q4_0 has numbers of 4 bits with a float16 scale for 32, MXFP4 the same blocks: nothing is rounded again."""

@@ -326,6 +326,7 @@ def test_ctrl_c_in_the_engine_leaves_nothing_open(search: dict):
         assert engine.open() <= 1
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
 def test_ctrl_c_on_any_line_leaves_nothing_open(search: dict):

@@ -307,6 +307,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_run(llada):
     """The same seed, the same answer; steps are shown where they are asked for; other commands say what to use."""

@@ -49,6 +49,7 @@ def test_a_real_model_says_what_it_says_alone(shared: Path):
             assert max(shortfalls(model, prompt, answer.tokens)) < TIE
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_what_was_dropped_is_read_again():
     """The cache has 129 pages, of which others have 120."""

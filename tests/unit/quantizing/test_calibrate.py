@@ -126,6 +126,7 @@ def test_codes_do_not_depend_on_threads_and_columns_may_end_within_a_span():
     assert one.shape == (130, BY_NAME["Q4_0"].row_bytes(288))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["Q4_K", "IQ4_XS", "Q6_K"])
 def test_odd_matrices_and_inputs(name: str):
     """Zeros, a column that meets nothing, inputs that are all alike, and weights too small for a float16."""

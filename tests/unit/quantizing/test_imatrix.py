@@ -475,6 +475,7 @@ def test_a_damaged_model(tmp_path, text):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "tiny.gguf"]
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
     """SmolLM2, dequantized to F32, 2 chunks, with llama.cpp 0.5.0: mean over the columns, largest column, its mean."""

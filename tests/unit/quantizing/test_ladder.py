@@ -111,6 +111,7 @@ def test_the_usual_types(model: Path, cli):
     assert [recipe.name for recipe in parse_types(None, True)] == [*TYPES, *WITH_IMPORTANCE]
 
 
+@pytest.mark.sampled
 def test_calibrated(model: Path, cli, tmp_path: Path):
     text = tmp_path / "t.txt"
     text.write_text("hello world " * 600)
@@ -261,6 +262,7 @@ def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
     assert code == 3 and "row 3, column 4 is nan" in err and [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
+@pytest.mark.sampled
 @posix
 @pytest.mark.slow
 @pytest.mark.sampled

@@ -39,6 +39,7 @@ class Matrices:
         return MatrixRows(weight.shape, lambda n, first, end: matrices[n, first:end])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: Callable[[str], Path]):
     file = GGUFFile.open(model_path(kind))

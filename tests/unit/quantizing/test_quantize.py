@@ -630,6 +630,7 @@ def calls(model: Path, tmp_path_factory) -> int:
     return int(with_fate(0, 0, model, tmp_path_factory.mktemp("calls") / "x.gguf").stderr)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="elsewhere, a kill leaves a temporary file")
 @pytest.mark.parametrize(

@@ -287,6 +287,7 @@ def test_without_a_terminal_there_are_plain_lines(model: Path, cli, monkeypatch)
     assert "left" not in cli("quantize", model, model.with_name("o.gguf"), "Q8_0")[2]
 
 
+@pytest.mark.sampled
 def test_the_whole_time_is_told(model: Path, cli, tmp_path: Path):
     """With what it is spent on, where that is more than encoding."""
     text = tmp_path / "text.txt"

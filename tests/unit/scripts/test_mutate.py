@@ -160,6 +160,7 @@ def test_a_fault_is_noticed_or_not(tmp_path):
     assert (tmp_path / mutant.path).read_bytes() == (ROOT / mutant.path).read_bytes(), "and it is gone again"
 
 
+@pytest.mark.sampled
 def test_which_functions_a_test_executes(tmp_path):
     (tmp_path / "test_x.py").write_text(
         "from localllm.generation.sampling.candidates import History\n\ndef test_x():\n    History(3).append(1)\n"

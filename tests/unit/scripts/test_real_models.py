@@ -66,6 +66,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_parts_are_joined_in_order_and_an_interrupted_fetch_goes_on(wheels, tmp_path):
     write_parts(wheels, THIRDS[:2])
@@ -82,6 +83,7 @@ def test_parts_are_joined_in_order_and_an_interrupted_fetch_goes_on(wheels, tmp_
     assert fetch(row()) == path  # without pip
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [[*THIRDS[:2], THIRDS[2][:-1] + b"?"], [*THIRDS[:2], THIRDS[2] + b"?"]])
 def test_what_is_not_the_model_never_appears(wheels, tmp_path, parts):

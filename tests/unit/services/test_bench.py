@@ -415,6 +415,7 @@ def run(*arguments: str) -> bytes:
     return done.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_the_json_object(tiny: str):
     asked = ["-p", "16,8", "-n", "4", "-pg", "8,2", "-d", "0,600", "-r", "2", "-t", "2,1"]
@@ -449,6 +450,7 @@ HEADER = r"\| model \| test \| threads \| tokens/s \| arithmetic, [a-z0-9-]+ \| 
 HEADER += r"\|( --- \|){2}( --: \|){4}\n"
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_pipe_gets_markdown(tiny: str):
     out = run(tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1").decode()

@@ -383,6 +383,7 @@ def test_another_vocabulary(tmp_path, tiny):
 # ---- the figures of llama-perplexity --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_as_llama_perplexity(shared: Path, monkeypatch):
     """SmolLM2, dequantized to F32, with llama.cpp 0.5.0: [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""

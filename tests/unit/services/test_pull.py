@@ -532,6 +532,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_kill_at_any_moment(hub, models, tmp_path):
     """kill -9, again and again: a new start goes on and completes, nothing is left over, nothing earlier is lost.

@@ -55,13 +55,14 @@ def run(tmp_path: Path):
 
 
 def test_commits_take_turns():
-    """Each sees about a third of the cases, and a few see all."""
+    """With turns of three, each sees about a third of the cases, and a few see all."""
     cases = {f"test[{number}]" for number in range(200)}
     seen = [{case for case in cases if selection.has_turn(case, commit, 3)} for commit in map(str, range(25))]
     assert all(40 < len(cases) < 95 for cases in seen)
     assert set().union(*seen) == cases
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_sample(run):
     """All tests of a parameter's value take turns together. Outside of git it is always the same sample."""
@@ -76,12 +77,14 @@ def test_a_sample(run):
     assert run("--commit", "0" * 40)[:2] == (names, drawn) != run("--commit", "1" * 40)[:2]
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_sample_of_several_workers(run):
     words = run("-n", "2")[2]
     assert len(re.findall(r"^\d+ cases were left out", words, re.M)) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_all_with_another_seed(run):
     """What hypothesis draws is new each time, and can be had again."""
@@ -97,6 +100,7 @@ def test_who_names_a_case_gets_it(run):
     assert len(run(*cases)[0]) == 10
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_real_models_have_a_run_of_their_own(run):
     """With --real, or by name."""

@@ -286,6 +286,7 @@ def released(shared) -> list[tuple[str, Tokenizer, ChatTemplate]]:
 USER = {"role": "user", "content": "Hi"}  # some templates take a <tool_response> for no question
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_harmless_messages_are_rendered_as_before(released):
     for name, tokenizer, template in released:
@@ -298,6 +299,7 @@ def test_harmless_messages_are_rendered_as_before(released):
                 assert tokenizer.encode_rendered(rendered) == tokenizer.encode(before, special=True), (name, text)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_markers_in_messages_of_released_templates(released):
     def found(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[str]:

@@ -139,6 +139,7 @@ def test_maps_that_are_no_bytes(value):
         unigram(["a"], [-1.0], precompiled_charsmap=value)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, database=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300), st.text(max_size=30))

@@ -105,6 +105,7 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "tensors" in facts(variant)])
 def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
     checkpoint = open_folder(written(tmp_path, variant))
@@ -601,6 +602,7 @@ def test_keys_that_nobody_reads_are_kept(tmp_path: Path, variant: str):
         np.testing.assert_allclose(model.logits(TEXT)[-1][:251:50], facts(variant)["logits"], atol=5e-5)
 
 
+@pytest.mark.sampled
 def test_a_layer_of_qwen_35_guesses(tmp_path: Path):
     folder = written(tmp_path / "model", "qwen35")
     checkpoint = open_folder(folder)
@@ -836,6 +838,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("problem", "variant", "changes"), REFUSED, ids=[f"{n}-{r[1]}" for n, r in enumerate(REFUSED)])
 def test_what_gguf_cannot_say_is_refused(tmp_path: Path, problem: str, variant: str, changes: dict[str, Any]):
     written(tmp_path, variant)

@@ -86,6 +86,7 @@ def compilers() -> list[str]:
     return [pid for pid in found if b"localllm.kernels.build.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_pieces_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):

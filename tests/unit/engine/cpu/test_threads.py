@@ -430,6 +430,7 @@ def test_a_full_disk_costs_only_time(tmp_path):
     assert [path for path in left if path.parent.name != "processors"] == []  # what an ARM is: a few bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
@@ -555,6 +556,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("compiling", [False, True], ids=["starting", "compiling"])

@@ -74,6 +74,7 @@ def test_weights_that_go_to_the_card_are_told_byte_for_byte(card):
     assert {total for _, total in told} == {told[-1][0]} and set(steps.tolist()) <= set(sizes) and (steps > 0).all()
 
 
+@pytest.mark.sampled
 def test_sequences_go_their_own_ways_together(card):
     """Two prompts, a fork, a step of all three, and back: as on the CPU."""
     rows = {}
@@ -91,6 +92,7 @@ def test_sequences_go_their_own_ways_together(card):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_on_both_sides(card, layers):
     """The first layer on the CPU and the second on the card, or both there."""
@@ -115,6 +117,7 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
 def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
     """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""
@@ -129,6 +132,7 @@ def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
     assert not card.memory
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 def test_formats(card, format):
     """A prompt in float16 or BF16, and a token with the weights as they are."""

@@ -95,6 +95,7 @@ def test_another_process_reads_no_image_again(tmp_path, name, before):
     assert anew.encoded == 2 and np.array_equal(other.logits, anew.logits)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl"])
 def test_another_image_is_another_prompt(tmp_path, name):
     """Of the same size, at the same place, behind one that is the same."""

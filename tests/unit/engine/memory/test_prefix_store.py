@@ -137,6 +137,7 @@ def test_lengths(tiny: Path, length: int):
     check(tiny, length, (length if length % BATCH == 0 else length // BATCH * BATCH))
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_a_real_model(shared):
     """A prompt of words, in small integers: 8 bits of activations in long runs and 16 in short ones."""

@@ -74,6 +74,7 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
 # Finished answers are valid.
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.8, 1000.0])
 def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
     """scripts/fuzz/check_schemas.py has more of them, and models that know words."""
@@ -83,6 +84,7 @@ def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
     assert counts["valid"] > 22, "otherwise this shows nothing"
 
 
+@pytest.mark.sampled
 def test_an_answer_of_a_real_model(shared: Path):
     with localllm.open(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", cache=False) as model:
         answers = {

@@ -47,6 +47,7 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
     return float((x.astype(np.float64) @ y) / np.linalg.norm(x.astype(np.float64)) / np.linalg.norm(y))
 
 
+@pytest.mark.sampled
 def test_as_transformers(clip, golden):
     """Ids, vectors of texts and of pictures of all shapes, and how near each text is to each picture."""
     made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))

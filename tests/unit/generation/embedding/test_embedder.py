@@ -82,6 +82,7 @@ def test_long_texts(made):
         assert 0.5 < cut @ split < 0.9999
 
 
+@pytest.mark.sampled
 def test_scores(ranker):
     texts = [WORDS[3], " ".join(WORDS[3:9]), WORDS[70]]
     with localllm.open(ranker, threads=1) as opened:
@@ -131,6 +132,7 @@ def test_it_goes_on_where_it_stopped(made, tmp_path):
     assert len(out.read_text().splitlines()) == 3
 
 
+@pytest.mark.sampled
 def test_near(made, tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir(0o700)
     (tmp_path / "cache" / "kernels").symlink_to(cache_folder() / "kernels")  # which need not be compiled again
@@ -195,6 +197,7 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
         assert not found.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_what_is_said_of_models_that_make_no_text(made, ranker):
     facts = json.loads(run("fit", made, "--json").stdout)

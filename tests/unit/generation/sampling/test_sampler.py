@@ -200,6 +200,7 @@ def test_a_seed_reproduces():
     assert drawn(None)[0] != seed
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [EVERYTHING, {**EVERYTHING, "temperature": 0.7}, {}, {"typical": 0.8, "top_k": 12}], ids=str

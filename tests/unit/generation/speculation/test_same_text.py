@@ -52,6 +52,7 @@ def test_alone(model):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_in_a_batch(model):
     """Two answers at once, which both have guesses."""

@@ -609,6 +609,7 @@ def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkey
     assert (used, file.closed) == (uses, closed)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_the_distribution_stays():
     """A chi-square test over all pairs of tokens of a tiny vocabulary, with a draft model that often errs."""

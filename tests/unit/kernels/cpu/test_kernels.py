@@ -136,6 +136,7 @@ TOKENS = [0, 1, 2, 7, 33]
 COLUMNS = [5, 16, 64, 100, 576]
 
 
+@pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", FORMATS["embed"])
 def test_embed(call, name):
     columns = {32: 96, 64: 128, 256: 512}.get(BY_NAME[name].block, 100)

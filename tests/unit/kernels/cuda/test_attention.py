@@ -213,6 +213,7 @@ def test_few_that_see_those_behind_them():
     check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], ahead=1 << 40, slopes=slopes)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(3)
 def test_many_on_tensor_cores():
     """Which need whole warps, so a process of their own."""

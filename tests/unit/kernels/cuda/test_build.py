@@ -67,6 +67,7 @@ print(told)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_machine_code_is_kept(tmp_path):
     cache = {"LOCALLLM_CACHE": str(tmp_path), "NUMBA_ENABLE_CUDASIM": "1"}  # which compilers do not heed

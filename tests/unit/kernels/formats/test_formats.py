@@ -84,6 +84,7 @@ def test_every_block_format_is_there():
     assert UNPACK.keys() == {format.name for format in FORMATS.values() if format.block > 1}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNPACK)
 def test_random_blocks(name):
     data = random_blocks(name)

@@ -177,6 +177,7 @@ def mcp_file(folder: Path, **servers: object) -> str:
 CALCULATOR = {"command": "${env:PYTHON_HERE}", "args": [str(SUPPORT / "mcp_calculator.py")], "env": {"A": "b"}}
 
 
+@pytest.mark.sampled
 @pytest.mark.slow(4)
 def test_a_server_of_the_official_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
@@ -286,6 +287,7 @@ def test_what_a_tool_returns_can_not_speak_as_the_user(model: str, home: Path):
     assert done.stderr.count("tool: ") == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_without_a_terminal_only_what_is_allowed_is_offered(model: str, home: Path):
     done = ask(model, home, "run", "--tools", "run", "--allow", ".")

@@ -354,6 +354,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @needs_x86
 def test_the_instructions_are_used(tmp_path):

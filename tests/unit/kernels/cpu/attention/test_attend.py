@@ -5,7 +5,19 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import pytest
-from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, written
+from kernel_calls import (
+    GUARD,
+    Scratch,
+    at_end_of_page,
+    caller,
+    count,
+    for_any_parts,
+    normal,
+    output,
+    padded,
+    wanted,
+    written,
+)
 
 from localllm.arch import kv_cache_types as storage
 from localllm.cli.registry import params_of
@@ -20,6 +32,7 @@ from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 NAMES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
 BLOCKS = ["Q8_0", "Q4_0", "Q4_1"]
 MIXTURES = ["Q8_0-Q4_0", "F16-Q4_1"]
+pytestmark = pytest.mark.sampled("name", always=("F16",))
 
 
 class Shape(NamedTuple):
@@ -43,9 +56,10 @@ MIXED = [(1, 1), (1, 700), (20, 20), (3, 64), (40, 300), (1, 65), (8, 1000), (10
 
 
 @pytest.fixture(scope="module")
-def call():
+def call(request):
     stored = (f"{kind}-{name}" for kind in ("store", "recall", "attend") for name in NAMES)
-    return caller(["plan", "merge", "hadamard", *stored, *(f"attend-{name}" for name in MIXTURES)])
+    named = ["plan", "merge", "hadamard", *stored, *(f"attend-{name}" for name in MIXTURES)]
+    return caller(wanted(request, named))
 
 
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
