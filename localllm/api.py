@@ -87,7 +87,7 @@ class Model(GenerationMixin):
 
     @property
     def is_diffusion(self) -> bool:
-        """Whether it writes by filling in, in any order."""
+        """Return whether it is a diffusion model, which denoises positions in any order."""
         return self.engine.hyperparameters.fills
 
     if not TYPE_CHECKING:  # type checkers report them
@@ -106,12 +106,12 @@ class Model(GenerationMixin):
 
     @property
     def files(self) -> list[str]:
-        """All that it was read from, those of draft models too."""
+        """Return all that it was read from, those of draft models too."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
         return [*self.file.parts, *drafts, *filter(None, [self.engine.head_path])]
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
-        """Token ids of a text; see Tokenizer.encode."""
+        """Return the token ids of a text; see Tokenizer.encode."""
         return self.tokenizer.encode(text, special, bos)
 
     def detokenize(self, ids: Iterable[int], special: bool = False) -> str:
@@ -170,7 +170,7 @@ class Model(GenerationMixin):
         return result
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
-        """How well each text answers a query, by a reranker: float32 [texts], larger is better.
+        """Return how well each text answers a query, by a reranker: float32 [texts], larger is better.
 
         cut: texts that are too long. Raises ContextError, ModelError, UsageError.
         """
@@ -192,7 +192,7 @@ class Model(GenerationMixin):
     def drafter(
         self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
     ) -> "str | ModelDrafter":
-        """Return what GenerationOptions.speculate takes: an opened draft model, or "ngram" and the like unchanged.
+        """Return a value for GenerationOptions.speculate: an opened draft model, or "ngram" and the like unchanged.
 
         The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it (to
         choose how, open it yourself); a draft head for this model (EAGLE-3) is "mtp" from then on. progress: as in
@@ -212,7 +212,7 @@ class Model(GenerationMixin):
         return drafter
 
     def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
-        """None of a file that has a head only, which guesses from now on."""
+        """Return the draft model of a path; None for a file that is only a draft head, which is attached instead."""
         with self._opening:
             if path not in self._draft_models and not uses_head(path, self.session.cache, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
@@ -374,7 +374,9 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def most_prompt_bytes(
     path: str | os.PathLike[str], context: int | None = None, rope: "RopeScaling | None" = None
 ) -> int:
-    """No prompt of more bytes of UTF-8 fits a context, None or 0 for what the model was trained for. Raises ModelError.
+    """Return the most bytes of UTF-8 that a prompt for a context can have; None or 0: the trained context.
+
+    Raises ModelError.
 
     rope: as of open_model. Reads the file's header and vocabulary.
     """

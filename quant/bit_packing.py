@@ -55,6 +55,6 @@ def put_places(field: Places) -> Callable:
 
 
 def put_group(fields: Fields) -> Callable:
-    """Make the same function with arguments (out, group, number)."""
+    """Make a function that packs a group's number: (out, group, number)."""
     put = putter(fields)
     return inlined(lambda out, group, number: put(out, group, 0, number))

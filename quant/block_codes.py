@@ -21,8 +21,8 @@ OPENABLE = (
 class Codes(NamedTuple):
     """The possible codes of a format.
 
-    levels: float32 [codes in use], ascending; stored: uint8, what stands in a block for each; is_even: whether levels
-    are whole numbers one behind the other; group: weights that share a scale.
+    levels: float32 [codes in use], ascending; stored: uint8, the stored value of each; is_even: whether levels are
+    consecutive integers; group: weights that share a scale.
     """
 
     levels: np.ndarray

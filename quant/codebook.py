@@ -284,7 +284,7 @@ def split_signs(x, w, even, signs):
 
 
 class Found(NamedTuple):
-    """The results of a search for all blocks; where d is 0, the rest means nothing."""
+    """The results of a search for all blocks; where d is 0, the rest is undefined."""
 
     d: np.ndarray  # float32 [blocks, 1], a float16
     scales: np.ndarray  # uint8 [blocks, groups]: multiple = 1 + 2 * scale

@@ -58,7 +58,7 @@ class Hessian:
 
     @property
     def _is_small(self) -> bool:
-        """Whether there is memory for several factors at once."""
+        """Return whether there is memory for several factors at once."""
         return len(self.halves[0]) <= KEEP
 
     def _feedback(self, half: int, damping: float) -> Feedback:
@@ -79,7 +79,7 @@ class Hessian:
 
 
 def add_own_errors(moments: np.ndarray) -> None:
-    """Add to the moments, in place, that errors count in themselves, too, as much on average."""
+    """Add to the moments' diagonal, in place, the mean of the diagonal, so that errors of single weights count."""
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 

@@ -1,6 +1,6 @@
 """Encoders of the i-quants: the codebook search's results in the fields of blocks.
 
-A code names 4 or 8 weights in a codebook. IQ2 and IQ3 have signs beside the codes, in IQ2_XXS, IQ2_XS and IQ3_XXS an
+A code names 4 or 8 weights in a codebook. IQ2 and IQ3 have signs next to the codes, in IQ2_XXS, IQ2_XS and IQ3_XXS an
 even number of minus signs in every 8 weights: the eighth is the parity of the others. In IQ1_S and IQ1_M codes name
 weights of -1, 0 or 1, and a shift of all of them takes the place of a minimum.
 """

@@ -1,7 +1,7 @@
 """The layouts of blocks, shared by unpacking, quantizing, GPU kernels, tests and random files.
 
-A block is a few fields, one behind the other. Most weights are whole numbers, their *codes*, of 1 to 8 bits each, which
-lie in one field or in two (the low bits and the high ones) and belong to groups with a scale each:
+A block is a few consecutive fields. Most weights are whole numbers, their *codes*, of 1 to 8 bits each, which are in
+one field or in two (the low bits and the high ones) and belong to groups with a scale each:
 
     weight = d * scale * (code - centre)              d: a float16; scale: 1, or a whole number of its own for a group
     weight = d * scale * code - low * minimum         low: another float16 (Q4_1 and Q5_1: + low)

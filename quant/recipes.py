@@ -193,12 +193,12 @@ class MatrixPlace(NamedTuple):
 
     @property
     def favoured(self) -> bool:
-        """Whether it is in the first or last eighth, or every third between."""
+        """Return whether the layer is in the first or last eighth, or is every third between."""
         return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shared(self) -> bool:
-        """Whether at least 4 query heads share a key-value head.
+        """Return whether at least 4 query heads share a key-value head.
 
         Then attention's values are small and count four times.
         """

@@ -46,3 +46,15 @@ def test_functions_are_not_named_by_participles():
 def test_names_are_found():
     source = "class Nowhere:\n    def _told(self): ...\n    def told_by(self): ...\n    def gives(self): ...\n"
     assert given_up(source) == ["Nowhere"] and participles(source) == ["_told", "told_by"]
+
+
+def test_a_grep_for_the_fields_word_finds_the_place():
+    wanted = {
+        "def min_p(": "localllm.generation.sampling.steps",
+        "copy on write among forks": "localllm.engine.memory.page_table",
+        "class Scheduler": "localllm.generation.scheduler",
+        "class ToolCallParser": "localllm.generation.tools.tool_call_parser",
+        "class Hessian": "localllm.quant.hessian",
+    }
+    found = {word: [module for module, source in SOURCES.items() if word in source] for word in wanted}
+    assert found == {word: [module] for word, module in wanted.items()}

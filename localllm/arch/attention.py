@@ -91,7 +91,7 @@ class Transformer(Hyperparameters):
         return None
 
     def ahead(self, layer: int) -> int:
-        """Return how many tokens after it a token sees in a layer."""
+        """Return how many later tokens a token sees in a layer."""
         return 0
 
     def rope(self, layer: int) -> Rope | None:

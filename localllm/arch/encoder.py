@@ -35,12 +35,12 @@ class Encoder(Transformer):
 
 
 def behind(window: int | None) -> int | None:
-    """Return how many tokens up to itself a token sees of a window around it."""
+    """Return how many tokens of the window a token sees up to itself."""
     return window // 2 + 1 if window else None
 
 
 def ahead(window: int | None) -> int:
-    """Return how many tokens after itself a token sees of a window around it."""
+    """Return how many later tokens of the window a token sees."""
     return window // 2 if window else EVERY_TOKEN
 
 

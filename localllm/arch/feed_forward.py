@@ -97,10 +97,7 @@ def feed_forward_or_experts(
     gate: Gate,
     beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
-    """Return a feed-forward network.
-
-    In layers that have a router, experts, and `beside` them one for all tokens.
-    """
+    """Apply a feed-forward network; in layers with a router, experts and the shared network `beside`."""
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated_feed_forward(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
@@ -144,5 +141,5 @@ def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activati
 
 
 def gate_output(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Return the same, with a gate for all that it makes."""
+    """Apply a feed-forward network whose output is gated."""
     return b.sigmoid_gate(shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

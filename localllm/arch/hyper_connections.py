@@ -42,7 +42,7 @@ def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
 def mixing_logits(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
     """Compute the logits of the weights, before their sigmoids.
 
-    As many times one for each stream, [tokens, streams], as there are scales.
+    A list of [tokens, streams], one for each scale.
     """
     mixes, count = b.linear(b.rms_norm(flat, None, h.epsilon), fn), h.streams.count
     factors, offsets = scales.vector(), base.vector()

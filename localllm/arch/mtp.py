@@ -51,9 +51,6 @@ def guessing_state(h: Any) -> State:
 
 
 def has_guessing_layer(w: Weights, h: Any) -> bool:
-    """Return whether the file has what `mtp_output` needs.
-
-    It may have left it out, and Ling 2's norms are others.
-    """
+    """Return whether the file has the tensors of `mtp_output`: it may lack them, and Ling 2 has other norms."""
     own = w.block(h.layers)
     return h.guessing > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None

@@ -2,8 +2,8 @@
 
 Some rows of a table represent the last two tokens, some the last three and so on; hashes of them say which (as in
 Svenstrup et al. 2017, arXiv 1709.03933). Concatenated they are a value, which each stream takes through a gate, and
-what a convolution makes of the values of a few tokens at some distance. The tokens before are a state like others: a
-sequence that forks or goes back takes them along.
+what a convolution makes of the values of a few tokens at some distance. The previous tokens are a recurrent state:
+forks and rewinds of a sequence keep it.
 """
 
 from typing import Any

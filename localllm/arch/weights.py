@@ -21,7 +21,7 @@ from localllm.files.oddities import Oddities
 class Weight:
     """A matrix or vector of the model, or some of its rows.
 
-    Its bias, and the number that scales it, if there are.
+    With its bias and its scale, if there are any.
     """
 
     tensor: Tensor
@@ -215,7 +215,7 @@ def as_stack(matrices: Sequence[Weight]) -> Weight:
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
     distances = {after - before for before, after in itertools.pairwise(places)} or {0}
     if kinds != {(first.shape, first.tensor.format.name, None, None)} or len(distances) > 1 or len(first.shape) != 2:
-        raise ModelError(f"tensor {first.name}: experts in a tensor each must be alike and at equal distances")
+        raise ModelError(f"tensor {first.name}: separate expert tensors must be alike and equally spaced")
     data, shape = first.tensor.data, (len(matrices), *first.shape)
     strides = distances.pop(), *data.strides
     stack = np.lib.stride_tricks.as_strided(data, (len(matrices), *data.shape), strides, writeable=False)

@@ -116,12 +116,15 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
 
 
 def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
-    """Whether the next word is the option's value: not if the value may be left out, and the next word is an option."""
+    """Return whether the next word is the option's value.
+
+    Not if the value may be left out, and the next word is an option.
+    """
     return not (param.metavar or "").startswith("[") or (bool(rest) and not rest[0].startswith("-"))
 
 
 def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
-    """Whether the next word is the value of an option that is left out."""
+    """Return whether the next word is the value of an option that is left out."""
     return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
 
 

@@ -131,7 +131,10 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
 
 def is_expected(param: Any, ctx: Any) -> bool:
-    """Whether a parameter is parsed: not an argument whose option was typed, nor the option of one that was not."""
+    """Return whether a parameter is parsed.
+
+    Not an argument whose option was typed, nor the option of one that was not.
+    """
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
     return not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names

@@ -307,12 +307,12 @@ def value_here(param: str, value: str) -> str:
 
 
 def is_switch(word: str) -> bool:
-    """Whether a word is the value of a switch, or a list of them, as llama-bench takes."""
+    """Return whether a word is the value of a switch, or a list of them, as llama-bench takes."""
     return all(each in SWITCH_VALUES for each in word.split(","))
 
 
 def is_foreign(name: str) -> bool:
-    """Whether it is an option of llama.cpp that is none of localllm's."""
+    """Return whether it is an option of llama.cpp that localllm does not have."""
     return name in _LEFT_OUT or name in _REFUSED or name in SAME
 
 

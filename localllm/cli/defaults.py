@@ -99,7 +99,7 @@ def model_by_default(known: Mapping[str, Parameter], held: Settings, command: st
 
 
 def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bool:
-    """Whether it is about this command. Raises UsageError if it is about none."""
+    """Return whether it is about this command. Raises UsageError if it is about none."""
     if entry.key in known:
         return True
     if entry.tables[0] == "command":
@@ -157,7 +157,7 @@ def strange(command: str, params: Sequence[Parameter], model: str | None) -> Ite
 
 
 def all_entries(held: Settings) -> Iterator[Entry]:
-    """Every line of the file that is about an option."""
+    """Yield every entry of the file that sets an option."""
     yield from (Entry(("defaults",), key, value) for key, value in held.defaults.items())
     for table, inner in (("command", held.command), ("model", held.model)):
         yield from (Entry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items())

@@ -69,7 +69,7 @@ class Thread:
         if old.model == now:
             return self._file.write(messages)
         if old.model.path:
-            say(f"localllm: {self._name} goes on with another model, {now.name or now.path}")
+            say(f"localllm: {self._name} continues with another model, {now.name or now.path}")
         old.model, old.messages = now, list(messages)
         self._file.rewrite()
 

@@ -96,7 +96,7 @@ def ignore_ctrl_c() -> None:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Ctrl-C, also where it struck while a class was made: Python 3.11 makes a RuntimeError of it."""
+    """Return whether an error is Ctrl-C, also as the RuntimeError of Python 3.11 while a class is created."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 

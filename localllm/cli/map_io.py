@@ -198,7 +198,7 @@ class Progress:
         self._failed += ERROR in result
 
     def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
-        """After every step."""
+        """Update the progress line, after every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
         if mapping.done:

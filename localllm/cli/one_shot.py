@@ -114,17 +114,17 @@ class OneShot:
 
     @property
     def continues(self) -> bool:
-        """Whether the prompt is plain text, without a chat template."""
+        """Return whether the prompt is plain text, without a chat template."""
         return self.prompt.raw or self.infill.has_suffix
 
     @property
     def is_search(self) -> bool:
-        """Whether several answers are generated, of which the likeliest come first."""
+        """Return whether several answers are generated, of which the likeliest come first."""
         return self.output.n > 1 or self.output.beams > 0
 
     @property
     def extracts(self) -> bool:
-        """Whether only a code block of the answer is printed."""
+        """Return whether only a code block of the answer is printed."""
         return self.follow.extract or self.follow.extract_last
 
     def open_thread(self) -> "Thread | None":
@@ -142,7 +142,7 @@ class OneShot:
         return thread
 
     def most_bytes(self) -> int:
-        """How many bytes of UTF-8 the prompt may have at most."""
+        """Return how many bytes of UTF-8 the prompt may have at most."""
         if self.place:
             return opening.unknown()
         return opening.most_bytes(opening.model_or_builtin(self.model), self.engine, self.generation.on_overflow)

@@ -28,7 +28,7 @@ def tell_choice(model: str | None) -> None:
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
-    """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
+    """Return how many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
     from localllm.api import most_prompt_bytes
 
     return (
@@ -104,7 +104,7 @@ def settle(model: "Model") -> None:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Lines that the user should see."""
+    """Print warnings."""
     for warning in warnings:
         say(f"localllm: warning: {warning}")
 

@@ -49,7 +49,7 @@ class Converting:
 
     @property
     def many(self) -> bool:
-        """Whether its value is a list."""
+        """Return whether its value is a list."""
         return self.multiple or self.nargs == -1
 
     @property
@@ -64,22 +64,22 @@ class Converting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values that it can have, if they are few."""
+        """Return all values that it can have, if they are few."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def names(self) -> list[str]:
-        """All options by which it is given."""
+        """Return all options by which it is given."""
         return [] if self.is_argument else [*self.opts, *self.secondary_opts]
 
     @property
     def variables(self) -> list[str]:
-        """Its names in the environment."""
+        """Return its names in the environment."""
         return [*(self.envvar or ())]
 
     @property
     def keys(self) -> list[str]:
-        """Its names in config.toml: the long ones; MODEL is the only argument that has one."""
+        """Return its names in config.toml: the long ones; MODEL is the only argument that has one."""
         return [each.removeprefix(PREFIX).lower().replace("_", "-") for each in self.variables]
 
     def convert(self, given: Any) -> Any:

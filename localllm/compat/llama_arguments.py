@@ -45,7 +45,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def takes(arguments: type) -> Callable[[T], T]:
-    """Show a method of (*given, **named) with the signature of the arguments that it makes of them."""
+    """Give a method of (*given, **named) the signature of its arguments class."""
 
     def decorate(method: T) -> T:
         signature = inspect.signature(arguments)
@@ -148,7 +148,7 @@ class OpenArguments:
 
     @property
     def is_default_rope(self) -> bool:
-        """Whether base and scale are those that LangChain passes where nobody has set any."""
+        """Return whether base and scale are LangChain's values for unset ones."""
         return (self.rope_freq_base, self.rope_freq_scale) == DEFAULT_ROPE
 
     @property
@@ -173,7 +173,7 @@ class OpenArguments:
 
 
 def kv_type(name: str, number: int | None) -> str:
-    """Return what GGML's number of a type means for a KV cache. Raises UsageError."""
+    """Return the KV cache type of GGML's type number. Raises UsageError."""
     if number is None:
         return "f16"
     if number not in KV_TYPES:
@@ -263,7 +263,7 @@ def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed
 
 
 def callables(given: CompletionArguments | ChatArguments) -> dict[str, Any]:
-    """Return what is called with token ids, int32 [tokens], and logits before a token is drawn."""
+    """Return the functions that are called with token ids, int32 [tokens], and logits before a token is sampled."""
     processors = as_list(given.logits_processor)
     criteria = as_list(getattr(given, "stopping_criteria", None))
 
@@ -284,7 +284,7 @@ def as_list(given: Any) -> list[Any]:
 
 
 def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:
-    """Return how tokens are chosen, with nothing left to what a file recommends.
+    """Return the sampling options, all set, so that the file's recommendations have no effect.
 
     A temperature below 0 draws from the model's own distribution, and mirostat knows no temperature.
     """

@@ -1,4 +1,4 @@
-"""llama-cpp-python's completions: a text goes on, as a dict in OpenAI's form or as an iterator of such dicts."""
+"""llama-cpp-python's completions: text completion, as a dict in OpenAI's form or as an iterator of such dicts."""
 
 from collections.abc import Iterator
 from time import time

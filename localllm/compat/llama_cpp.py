@@ -57,18 +57,18 @@ class LlamaState:
 
     Attributes:
         n_tokens: how many tokens.  input_ids: they, int32 [n_tokens].  seed: the model's.
-        scores: logits behind each token, float32 [n_tokens, vocab], None without logits_all.
+        scores: logits after each token, float32 [n_tokens, vocab], None without logits_all.
     """
 
     def __init__(self, sequence: "TokenSequence | None", rows: list[np.ndarray], seed: int) -> None:
-        """sequence: which the state owns.  rows: logits, float32 [tokens, vocab], in several pieces."""
+        """sequence: which the state owns.  rows: logits, float32 [tokens, vocab], in several arrays."""
         self.sequence, self.rows, self.seed = sequence, rows, seed
         self.input_ids = np.array(sequence.tokens if sequence else [], np.intc)
         self.n_tokens = len(self.input_ids)
 
     @property
     def scores(self) -> np.ndarray | None:
-        """The logits in one piece."""
+        """Return the logits in one array."""
         rows = np.concatenate(self.rows) if self.rows else None
         return rows if rows is not None and len(rows) == self.n_tokens else None
 
@@ -215,7 +215,7 @@ class Llama:
     # ---- tokens
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of a text in UTF-8, with what the file wants around it if add_bos. Raises UsageError."""
+        """Return the token ids of a text in UTF-8, with the file's BOS and EOS if add_bos. Raises UsageError."""
         try:
             return self.model.tokenizer.encode(bytes(text).decode(), special, add_bos, add_bos)
         except (TypeError, UnicodeDecodeError):
@@ -286,19 +286,19 @@ class Llama:
 
     @property
     def scores(self) -> np.ndarray:
-        """Logits behind each token that is evaluated, float32 [n_tokens, vocab]. Raises UsageError."""
+        """The logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
         if not self._logits_all:
             raise UsageError("logits_all should be True for scores")
         return np.concatenate(self._rows) if self._rows else np.empty((0, self.n_vocab()), np.float32)
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """Logits behind each token that is evaluated; without logits_all behind the last one."""
+        """The logits after each evaluated token; without logits_all, after the last one."""
         rows = self.scores if self._logits_all else np.concatenate(self._rows[-1:] or [np.empty((0, 0))])
         return deque(rows.tolist(), maxlen=self.model.context if self._logits_all else 1)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those before. Raises ContextError, UsageError."""
+        """Evaluate tokens after the earlier ones. Raises ContextError, UsageError."""
         if not len(tokens):
             return
         self._sequence = self._sequence or self.model.sequence()
@@ -312,7 +312,7 @@ class Llama:
         self._sequence, self._rows = None, []
 
     def save_state(self) -> LlamaState:
-        """Return what was evaluated; it stays in memory as long as the state."""
+        """Return the evaluated tokens; it stays in memory as long as the state."""
         return LlamaState(self._sequence.fork() if self._sequence else None, [*self._rows], self._seed)
 
     def load_state(self, state: LlamaState) -> None:
@@ -337,7 +337,7 @@ class Llama:
         )
 
     def close(self) -> None:
-        """Give back the memory and end the threads; idempotent."""
+        """Free the memory and end the threads; idempotent."""
         if not self._closed:
             self._closed = True
             self.model.close()

@@ -31,10 +31,11 @@ def is_same(a: TensorSource, b: TensorSource) -> bool:
     if a.shape != b.shape:
         return False
     return all(
-        np.array_equal(decoded(a, first), decoded(b, first), equal_nan=True) for first in range(0, a.shape[0], ROWS)
+        np.array_equal(dequantize_rows(a, first), dequantize_rows(b, first), equal_nan=True)
+        for first in range(0, a.shape[0], ROWS)
     )
 
 
-def decoded(source: TensorSource, first: int) -> np.ndarray:
+def dequantize_rows(source: TensorSource, first: int) -> np.ndarray:
     """Read ROWS rows from `first` on, float32 [rows, columns]."""
     return as_float32(source.rows(first, min(first + ROWS, source.shape[0])), source.dtype)

@@ -175,7 +175,7 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
         lengths = [(len(left), len(right)) for left, right in group]
         pieces = {left + right for left, right in group}
         if len(pieces) > 1 and lengths != sorted(lengths, reverse=True):  # Hugging Face's order among equal scores
-            raise ModelError(f"{path}: the merges of {printable(min(pieces))} are apart, as in no SentencePiece model")
+            raise ModelError(f"{path}: the merges of {printable(min(pieces))} are not consecutive as SentencePiece's")
         scores |= dict.fromkeys(pieces, float(-rank))
     known = set(pairs)
     for piece in plain:

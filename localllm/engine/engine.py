@@ -201,7 +201,7 @@ class Engine:
 
     @property
     def has_guess_layer(self) -> bool:
-        """Whether there is a draft head, of the model or in another file."""
+        """Return whether there is a draft head, of the model or in another file."""
         return self._guesser is not None
 
     @property
@@ -247,11 +247,11 @@ class Engine:
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
         """Shift a sequence, see Sequence.shift. If it fails, tokens after the first `keep` will be read again."""
         if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
-            raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
+            raise UsageError(f"cannot drop {count} of {len(sequence.tokens)} tokens after the first {keep}")
         with self.lock:
             self.require_shift()
             if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
-                raise UsageError(f"cannot forget {count} tokens behind the first {keep}: an image would be cut")
+                raise UsageError(f"cannot drop {count} tokens after the first {keep}: an image would be cut")
             positions = count - position_offset(images_between(sequence.images, keep, keep + count), keep + count)
             store = sequence.store
             held = store.truncate(len(sequence.tokens))
@@ -339,7 +339,7 @@ class Engine:
         starts = np.flatnonzero(ids == self._start)
         if not len(starts) or not starts[0]:
             kind = f"{self.hyperparameters.arch} models answer a text"
-            raise UsageError(f"{kind}: tokens should be those of one, {self._start}, and those of its answer")
+            raise UsageError(f"{kind}: give its tokens, the start token {self._start}, and the tokens of the answer")
         text = ids[: starts[0]]
         try:
             sequence.store.prepare(0, len(text))

@@ -22,7 +22,7 @@ class Refusal:
         raise LocalllmError("the model was opened before this process was forked: open it here")
 
     def __exit__(self, *error: object) -> None:
-        """Never called."""
+        """Do nothing: never called."""
 
 
 _owners: weakref.WeakSet[Locked] = weakref.WeakSet()

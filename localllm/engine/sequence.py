@@ -87,12 +87,12 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or collected."""
+        """Return whether it was closed or collected."""
         return not self._forgotten.alive
 
     @property
     def store(self) -> SequenceState:
-        """Its state in the backend. Raises LocalllmError if it is closed."""
+        """Return its state in the backend. Raises LocalllmError if it is closed."""
         if self.closed:
             raise LocalllmError("this sequence is closed")
         return self._store

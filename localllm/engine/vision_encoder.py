@@ -59,7 +59,7 @@ class VisionEncoder:
 
     @property
     def operations(self) -> list[Operation]:
-        """All operations for an image."""
+        """Return all operations for an image."""
         return [operation for part in self._said for operation in part.recorder.operations]
 
     def read(self, picture: Any) -> np.ndarray:

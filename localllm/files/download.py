@@ -94,7 +94,7 @@ class Download:
 
     @property
     def is_right(self) -> bool:
-        """Whether size and checksum are those of the whole file."""
+        """Return whether size and checksum are those of the whole file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
     def restart(self) -> None:

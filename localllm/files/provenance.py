@@ -84,7 +84,7 @@ def require_same_input(output: str, data: bytes | None, now: Provenance, any_mod
     if data is not None and not continues(before, data, now):
         if before.path == now.path:
             raise UsageError(
-                f"{now.path or 'stdin'} has changed since {output} was begun; --redo replaces its answers, or use"
+                f"{now.path or 'stdin'} has changed since {output} was started; --redo replaces its answers, or use"
                 " another output file"
             )
         raise UsageError(

@@ -37,12 +37,12 @@ class ChatFormat:
 
     @cached_property
     def thoughts(self) -> "ThinkingFormat | None":
-        """How the model marks its thoughts, None if it has none."""
+        """Return the marks of the model's reasoning, None if it has none."""
         return format_of(self.template.source, self._tokenizer)
 
     @cached_property
     def calls(self) -> "ToolCallFormat":
-        """How the model writes calls of tools."""
+        """Return the format of the model's tool calls."""
         from localllm.generation.tools.tool_messages import format_of_template
 
         return format_of_template(self.template, self._tokenizer)

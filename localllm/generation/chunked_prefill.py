@@ -73,7 +73,7 @@ def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSe
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
-    """All stretches of a prompt with images, as `read_prompt` and the engine cut it."""
+    """Yield all segments of a prompt with images, as `read_prompt` and the engine cut it."""
     start = 0
     while start < len(prompt):
         end = end_outside_images(prompt, min(runs.next_end(start), len(prompt)))

@@ -117,7 +117,7 @@ class ShiftedSequence:
         return ids[most:]
 
     def _forget(self, wanted: int) -> None:
-        """Make room; wanted: tokens for which it takes. Raises ContextError if that is impossible."""
+        """Make room for `wanted` tokens. Raises ContextError if that is impossible."""
         held, keep = self._sequence.tokens, self.keep
         if wanted > self._sequence.context - keep:
             raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")

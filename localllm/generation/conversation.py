@@ -54,7 +54,7 @@ class Conversation:
 
     @property
     def answers_one_text(self) -> bool:
-        """Whether the model holds no conversation."""
+        """Return whether the model answers single texts only."""
         return False
 
     def count(self, text: str) -> int:

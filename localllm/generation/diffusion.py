@@ -55,7 +55,8 @@ class DiffusionOptions:
         blocks = self.length / self.block_length if self.block_length else 1
         if blocks % 1 or self.steps % blocks:
             raise UsageError(
-                f"blocks of {self.block_length} should divide {self.length} places, and as many as there are the steps"
+                f"the block length {self.block_length} should divide the length {self.length}, "
+                "and the number of blocks should divide the steps"
             )
 
 

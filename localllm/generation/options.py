@@ -77,7 +77,7 @@ class GenerationOptions:
 
     @property
     def is_compact(self) -> bool:
-        """Whether an answer is JSON whose white space is left out."""
+        """Return whether an answer is JSON whose white space is left out."""
         return self.constraint is not None and self.constraint.is_compact
 
     def limit(self, room: int) -> int:

@@ -130,7 +130,7 @@ class PrefixCache:
             while self.idle and not self.is_shared:  # whoever is alone may need all memory
                 self.idle.popleft().close()
             self._busy.add(begun.sequence)
-            turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
+            turns = [turn for turn in self._turn_ends(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
             self._turns[begun.sequence] = [*turns, TurnBoundary(len(query.ids))]
             return begun
 
@@ -142,7 +142,7 @@ class PrefixCache:
         return PrefixQuery(answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, most)
 
     def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
-        candidates = [*self._in_memory(query), *self._stored(query)]
+        candidates = [*self._in_memory(query), *self._find_stored(query)]
         return longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
     def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
@@ -159,16 +159,16 @@ class PrefixCache:
         turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
         return ReuseCandidate(sequence, sequence.tokens, turns, aligned, segments=segments)
 
-    def _stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
+    def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Find a prompt and the conversation that it continues in files."""
         ids, keep, earlier, _, most = query
         if self.store is None or keep is not None or not most:
             return
-        if prompt := self.store.stored(ids, most):
+        if prompt := self.store.find_prefix(ids, most):
             yield ReuseCandidate(prompt, prompt.ids, (), len(prompt.ids), prompt.has_logits)
         for length in () if self.is_shared else (earlier - 1, earlier):  # an answer's last token may be unread
             beginning = ids[: max(length, 0)]
-            if length < len(ids) and (talk := self.store.stored(beginning, most, is_conversation=True)):
+            if length < len(ids) and (talk := self.store.find_prefix(beginning, most, is_conversation=True)):
                 yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
@@ -187,7 +187,7 @@ class PrefixCache:
         elif source in self._parked:
             self._parked.remove(source)
         else:
-            source = self._forked(source)
+            source = self._fork(source)
         if best.length == len(query.ids):
             return CachedSequence(source, self._end and self._end.logits)
         sequence = rolling(source, query.keep)
@@ -198,15 +198,15 @@ class PrefixCache:
             sequence.truncate(again.length)
         return CachedSequence(sequence)
 
-    def _forked(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
+    def _fork(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
         twin = sequence.fork()
-        self._turns[twin] = self._ended(sequence)
+        self._turns[twin] = self._turn_ends(sequence)
         if sequence in self._segments:
             self._segments[twin] = self._segments[sequence]
         return twin
 
-    def _ended(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
-        """Return its turns; none ends further than it goes now."""
+    def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
+        """Return the ends of a sequence's turns, at most its present length."""
         held = len(sequence.tokens)
         return [
             TurnBoundary(prompt, held if end is None else min(end, held))
@@ -317,7 +317,7 @@ class PrefixCache:
             used, places = self.engine.places()
             if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used + self.context > places:
                 return
-            self._parked.append(self._forked(self.idle[-1]))
+            self._parked.append(self._fork(self.idle[-1]))
             forgotten = self._parked.popleft() if len(self._parked) > PARKED else None
         if forgotten:
             forgotten.close()
@@ -330,7 +330,7 @@ class PrefixCache:
             if sequence.closed or sequence in self.idle:  # garbage together with its answer; put back twice by Ctrl-C
                 continue
             self._busy.discard(sequence)
-            self._turns[sequence] = self._ended(sequence)
+            self._turns[sequence] = self._turn_ends(sequence)
             self._write_end()
             self._retain(sequence)
 

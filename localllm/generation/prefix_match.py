@@ -17,7 +17,7 @@ from localllm.generation.chunked_prefill import PrefillSegments, shareable
 
 
 class TurnBoundary(NamedTuple):
-    """How many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
+    """Return how many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
 
     prompt: int
     end: int | None = None
@@ -42,7 +42,7 @@ class ReuseCandidate(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """How many tokens of a source are worth something.
+    """Return how many tokens of a source are worth something.
 
     Attributes:
         is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.
@@ -85,7 +85,7 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
 
 
 def common(tokens: Ids[int], ids: Ids[int]) -> int:
-    """How many of the first ids are the same, not counting the last of `ids`."""
+    """Return the length of the common prefix, without the last of `ids`."""
     same = 0
     for ours, theirs in zip(tokens, ids[:-1], strict=False):
         if ours != theirs:

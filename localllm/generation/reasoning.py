@@ -191,7 +191,7 @@ FORMATS: tuple[ThinkingFormat, ...] = (
 
 
 def format_of(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
-    """How thoughts are marked by a chat template, its source, or else by the vocabulary; None if both know none."""
+    """Return the reasoning marks of a chat template (its source), or else of the vocabulary, or None."""
     for format in FORMATS:
         if _is_in(format, template):
             return format
@@ -237,7 +237,7 @@ class Thinking:
     def of(
         cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
     ) -> Self:
-        """After a prompt that a template has written, token ids."""
+        """Return the reasoning state after a rendered prompt, token ids."""
         if format is None:
             return cls()
         is_open = tokenizer.decode(without_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)

@@ -280,7 +280,7 @@ class Completion:
 
     @property
     def left(self) -> int:
-        """How many tokens it may still have."""
+        """Return how many tokens may still be generated."""
         return self._limit - len(self.ids)
 
     @property
@@ -290,22 +290,22 @@ class Completion:
 
     @property
     def is_full(self) -> bool:
-        """Whether it ended because there was no room for more."""
+        """Return whether it ended because the context was full."""
         return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has a token."""
+        """Return whether it has a token."""
         return len(self.ids) > len(self.prompt)
 
     @property
     def held(self) -> int:
-        """How many of its ids have been read."""
+        """Return how many of its ids have been read."""
         return len(self.sequence.tokens) if self.sequence else 0
 
     @property
     def unread(self) -> int:
-        """How many tokens are to be read before a step; the newest of the answer is the step's."""
+        """Return how many tokens are to be read before a step; the newest of the answer is the step's."""
         count = len(self.ids)
         return count - (count > len(self.prompt)) - (len(self.sequence.tokens) if self.sequence else 0)
 
@@ -316,7 +316,7 @@ class Completion:
 
     @property
     def width(self) -> int:
-        """How many answers are here in one: all of the request until its prompt has been read."""
+        """Return how many answers it represents: all of the request until the prompt has been read."""
         return 1 if self.request.begun else self.request.n
 
     def accept_logits(self, row: np.ndarray) -> Output:

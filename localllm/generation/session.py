@@ -155,7 +155,7 @@ class Session(Conversation):
         """Return the n best of several answers to a conversation, or continuations of a text."""
         from localllm.generation.beam_search import answers
 
-        return answers(self.cache, self.tokenizer, self._prepared(asked, options), n, beams)
+        return answers(self.cache, self.tokenizer, self._prepare_task(asked, options), n, beams)
 
     def request(
         self,
@@ -167,7 +167,7 @@ class Session(Conversation):
         """Make a request for a Batch, which answers many."""
         from localllm.generation.request import Request
 
-        return Request(self._prepared(asked, options), n, key)
+        return Request(self._prepare_task(asked, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
         """Return texts to score after a prompt; with_end: whether they are whole answers to a conversation."""
@@ -190,7 +190,7 @@ class Session(Conversation):
             arch = self.cache.engine.hyperparameters.arch
             raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
-    def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
+    def _prepare_task(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """Prepare the task of several answers."""
         is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
@@ -349,7 +349,7 @@ class Session(Conversation):
         return kept, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """How many tokens all conversations with the same system message begin with, SINKS at least."""
+        """Return how many tokens all conversations with the same system message begin with, SINKS at least."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINKS)
 

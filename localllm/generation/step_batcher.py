@@ -55,7 +55,7 @@ class Step:
         return self.rows is not None or self.error is not None
 
     def joins(self, others: "list[Step]") -> bool:
-        """Whether it can be part of a run with these: in 16 bits, and with the same logits wanted."""
+        """Return whether it can be part of a run with these: in 16 bits, and with the same logits wanted."""
         room = PRECISE_TOKENS - sum(one.size for one in others)
         kinds = {one.logits for one in (*others, self) if one.wants_more}
         return not self.is_alone and not others[0].is_alone and self.size <= room and len(kinds) <= 1
@@ -84,7 +84,7 @@ class BatchMember:
 
     @property
     def others(self) -> int:
-        """How many others have been part of the latest run, or wait for the next."""
+        """Return how many others have been part of the latest run, or wait for the next."""
         return self._batcher.count_others(self)
 
     def submit(self, spans: "Spans", logits: str = "last", precise: bool = True) -> None:

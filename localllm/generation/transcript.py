@@ -127,7 +127,9 @@ class Transcript:
     def give_up_call(self) -> list[TextPart]:
         """Treat what looked like a call as prose."""
         return (
-            self._cut_at_stop([]) if self.reader is None else self._shown_parts(self._with_json(self.reader.give_up()))
+            self._cut_at_stop([])
+            if self.reader is None
+            else self._without_marks(self._with_json(self.reader.give_up()))
         )
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
@@ -136,27 +138,27 @@ class Transcript:
             return []
         parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
         if self.reader:
-            parts += self._shown_parts(self._with_json(self.reader.flush(is_end)))
+            parts += self._without_marks(self._with_json(self.reader.flush(is_end)))
         if self._json_reader:
-            parts += self._shown_parts(self._json_reader.flush(is_end))
+            parts += self._without_marks(self._json_reader.flush(is_end))
         return parts + self._record(ANSWER, self._stops.flush())
 
     def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
         """Cut the parts, including calls, at a stop string."""
         if self.reader is None:
-            return self._shown_parts(parts)
+            return self._without_marks(parts)
         found = list[TextPart]()
         for part in parts:
             found += self.reader.push(part.text) if part.kind == ANSWER else [part]
-        return self._shown_parts(self._with_json(found))
+        return self._without_marks(self._with_json(found))
 
     def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
         """Return the parts, with tool calls written as JSON parsed."""
         reader = self._json_reader
         return parts if reader is None else [each for part in parts for each in reader.push(part)]
 
-    def _shown_parts(self, parts: list[TextPart]) -> list[TextPart]:
-        """Without marks."""
+    def _without_marks(self, parts: list[TextPart]) -> list[TextPart]:
+        """Return the parts without escape marks, filtered, up to a stop string."""
         said = list[TextPart]()
         for kind, text in parts:
             if self._stops.found:

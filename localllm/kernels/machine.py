@@ -32,7 +32,7 @@ class Lane:
 
     @property
     def has_512_bits(self) -> bool:
-        """Whether vectors have 512 bits, and there are 32 of them: AVX-512."""
+        """Return whether vectors have 512 bits, and there are 32 of them: AVX-512."""
         return "avx512f" in self.features
 
     @property
@@ -42,12 +42,12 @@ class Lane:
 
     @property
     def has_vnni(self) -> bool:
-        """Whether it multiplies such vectors of bytes, or words of 16 bits, and adds the products."""
+        """Return whether it multiplies such vectors of bytes, or words of 16 bits, and adds the products."""
         return {"avx512vnni", "avx512bw"} <= self.features
 
     @property
     def has_tiles(self) -> bool:
-        """Whether it multiplies tiles in BF16, if the system lets a process do so: see `has_tiles`."""
+        """Return whether it multiplies tiles in BF16, if the system lets a process do so: see `has_tiles`."""
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:

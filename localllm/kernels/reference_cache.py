@@ -87,7 +87,7 @@ class Remembered:
 
 
 def hadamard(x: np.ndarray, block: int) -> np.ndarray:
-    """Each `block` numbers of the last dimension times the orthonormal Hadamard matrix, which is its own inverse."""
+    """Multiply each `block` numbers of the last dimension by the orthonormal Hadamard matrix, its own inverse."""
     matrix = np.ones((1, 1))
     while len(matrix) < block:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -1,8 +1,8 @@
-"""Encode a model's matrices by the inputs they get: the service behind `localllm quantize --calibrate`.
+"""Encode a model's matrices by the inputs they get: implements `localllm quantize --calibrate`.
 
 The model runs over calibration texts matrix by matrix, in the order of its layers. Each matrix is encoded with the
 second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices get the outputs of the encoded one. Each
-encoded matrix is written to a file beside the output, so that an interrupted run resumes and comes to the same bytes.
+encoded matrix is written to a file next to the output, so that an interrupted run resumes and comes to the same bytes.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Compute importance matrices: sums of squares of each matrix's inputs over texts (`localllm imatrix`).
 
-Texts are read in chunks as llama-imatrix reads them. Every SAVE_EVERY seconds the sums are written to a file beside the
-output; an interrupted run resumes from there and comes to the same bytes.
+Texts are read in chunks as llama-imatrix reads them. Every SAVE_EVERY seconds the sums are written to a file next to
+the output; an interrupted run resumes from there and comes to the same bytes.
 """
 
 import hashlib

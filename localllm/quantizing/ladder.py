@@ -1,7 +1,7 @@
 """Make files of several types in one pass: each tensor is read once, and encoded once for each format.
 
-The files grow beside their final names (NAME.part), all at the same tensor. What is on the disk is recorded from time
-to time, so that a killed command goes on there; the files get their names when all of them are complete.
+The files are written next to their final names (NAME.part), all at the same tensor. What is on the disk is recorded
+from time to time, so that a killed command can resume; the files get their names when all of them are complete.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
 
 
 def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
-    """Name the file of a type: in a folder, by a name with {type} in it, or beside the input. Raises UsageError."""
+    """Name the file of a type: in a folder, by a name with {type} in it, or next to the input. Raises UsageError."""
     usual = default_output(path, recipe, projector)
     if out is None:
         return usual
@@ -397,10 +397,10 @@ def size_of(path: str) -> int:
 
 
 class Sequel:
-    """Types that are made one after the other; an interrupted command goes on with the first that is missing."""
+    """Types that are made one after the other; an interrupted command resumes with the first missing one."""
 
     def __init__(self, rungs: Sequence[Rung], texts: Sequence[str]):
-        """texts: files that the result depends on, besides the source."""
+        """texts: files that the result depends on, in addition to the source."""
         self._rungs, guard = rungs, SourceGuard([*rungs[0].plan.source.files, *texts])
         said = (VERSION, guard.identity, [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs])
         self._state = State(

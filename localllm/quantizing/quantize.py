@@ -1,4 +1,4 @@
-"""Quantize a model: the service behind `localllm quantize`.
+"""Quantize a model: implements `localllm quantize`.
 
 plan.py decides what every tensor becomes. Then rows are read, converted and encoded in chunks on all threads while this
 one writes the results, in order. Memory holds a few chunks, however large the model.
@@ -79,7 +79,7 @@ def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, Any]], ed
 
 
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
-    """Derive the output path: the input's name and the type, beside the input, with mmproj- for a projector."""
+    """Derive the output path: the input's name and the type, next to the input, with mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT_NAME.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
@@ -197,8 +197,8 @@ def run(
 ) -> list[str]:
     """Write the files and return their paths. They appear when all are complete, or not at all.
 
-    threads: encoding threads, besides this one, which writes.  warnings: gets lines for the user. Raises ModelError for
-    a weight that is not finite, UsageError, LocalllmError.
+    threads: encoding threads, in addition to this one, which writes.  warnings: gets lines for the user. Raises
+    ModelError for a weight that is not finite, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
     with ExitStack() as stack:

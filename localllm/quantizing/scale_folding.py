@@ -170,7 +170,7 @@ def fold_scales(
     compiling: Progress | None = None,
     done: ArrayLog | None = None,
 ) -> FoldedSource:
-    """Fold scales that gain with the formats of the request's type, whatever formats are chosen later.
+    """Fold scales that help with the formats of the request's type, even if other formats are chosen later.
 
     done: has the scales of an earlier run, or stores these. Raises ModelError.
     """
@@ -207,7 +207,7 @@ def foldable(calibration: Calibration) -> list[ScaleFold]:
 def measure_scales(
     calibration: Calibration, folds: Sequence[ScaleFold], widener: Widener, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
-    """Measure the scales of all folds, concatenated, float32; ones where nothing gains. Raises ModelError."""
+    """Measure the scales of all folds, concatenated, float32; ones where folding does not help. Raises ModelError."""
     total = sum(len(fold.multiplied) for fold in folds)
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:

@@ -28,7 +28,7 @@ class SourceGuard:
 
 
 def identity_of(path: str) -> tuple[str, int, int] | None:
-    """Return what tells a file from its changed self, None if it cannot be asked."""
+    """Return a file's identity, which changes with its content; None if the file is gone."""
     try:
         status = os.stat(path)
     except OSError:

@@ -185,7 +185,7 @@ def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
 
 
 def odd_type(file: GGUFFile) -> str | None:
-    """Describe a file whose type's format no tensor has, None if there is nothing to say."""
+    """Describe a file whose type's format no tensor has, None if some tensor has it."""
     number = file.metadata.get("general.file_type")
     try:
         recipe = find_recipe(str(number & ~GUESSED)) if isinstance(number, int) else None

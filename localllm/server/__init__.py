@@ -1,4 +1,4 @@
-"""The HTTP server behind `localllm serve`.
+"""The HTTP server of `localllm serve`.
 
 Needs the extra localllm[serve]: Starlette and uvicorn, which are only imported by app.py and listener.py, and those
 only when a server starts.

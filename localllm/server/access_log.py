@@ -16,8 +16,8 @@ MAX_PATH = 200  # characters of an address in a line
 class AccessLog:
     """ASGI middleware that adds X-Request-Id, the client's own if it sends one, and reports each response.
 
-    A line has time, client, method, address without its query, status, bytes, seconds and id: nothing that was asked
-    or answered.
+    A line has time, client, method, address without its query, status, bytes, seconds and id: no prompts and no
+    answers.
     """
 
     def __init__(self, app: ASGIApp, write: Callable[[str], None] | None = None):

@@ -12,7 +12,7 @@ OUTER = ("/api", "/openai")  # in front of /v1 at other providers
 def normalize_path(path: str, routes: Collection[str]) -> str:
     """Return the known address that a path means, or the path without extra slashes.
 
-    routes: as the app has them; {name} or {name:path} stands for a parameter.
+    routes: as the app has them; {name} or {name:path} is a parameter.
     """
     path = re.sub("/{2,}", "/", path)
     path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)

@@ -102,7 +102,7 @@ def parse_tool_result(block: dict[str, Any], name: str) -> Message:
 def readable(blocks: Sequence[Any], name: str, is_result: bool = False) -> list[Any]:
     """Return blocks as text and images only; is_result: those of an unknown type become JSON.
 
-    Raises UsageError for what no text can be made of.
+    Raises UsageError for blocks that cannot become text.
     """
     parts = list[Any]()
     for block in blocks:

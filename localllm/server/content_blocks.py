@@ -31,12 +31,12 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Its content; for a tool call, its arguments as JSON, as far as generated."""
+        """Return its content; for a tool call, its arguments as JSON, as far as generated."""
         return "".join(self.chunks)
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it is a tool call with incomplete arguments."""
+        """Return whether it is a tool call with incomplete arguments."""
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
@@ -75,7 +75,7 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether there are tool calls."""
+        """Return whether there are tool calls."""
         return any(block.kind == CALL for block in self.all)
 
 

@@ -20,8 +20,8 @@ class EchoedPrompt:
     Attributes:
         text: the prompt; control tokens of token ids, too.
         tokens: what was read of it, without a token in front of a text that the vocabulary begins with.
-        has_first: whether the first of them has nothing in front, and so no probability.
-        end: the likeliest end token behind it, None if no log probabilities are wanted.
+        has_first: whether the first of them has no predecessor, and so no probability.
+        end: the likeliest end token after it, None if no log probabilities are wanted.
     """
 
     text: str = ""

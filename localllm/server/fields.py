@@ -111,7 +111,7 @@ class Body:
 
     @property
     def ignored(self) -> list[str]:
-        """Return what has no effect: fields that were never read, and parts that were noted."""
+        """Return the ignored parts of the request: fields that were never read, and parts that were noted."""
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 

@@ -48,7 +48,7 @@ class Rules:
     """Who may use the server.
 
     Attributes:
-        hosts: Host headers to accept besides this computer's.  origins: other sites whose pages may send requests.
+        hosts: further Host headers to accept.  origins: other sites whose pages may send requests.
         keys: API keys, one of which a request needs; none: no key is needed.
     """
 
@@ -131,7 +131,7 @@ class Guard:
     def _cors_headers(self, origin: str, requested: str) -> dict[str, str]:
         """Return the CORS headers for an allowed site.
 
-        requested: headers that the page wants to send. The official JavaScript clients have many of their own
+        requested: the request headers of the page. The official JavaScript clients have many of their own
         (x-stainless-..., anthropic-...), without meaning here.
         """
         names = [name.strip().lower() for name in requested.split(",")]

@@ -216,7 +216,7 @@ class EventStream(Response):
     ):
         """Stream `pieces`.
 
-        close: called at the end, even if nothing was sent.  sign: keep-alive line sent while there is nothing else.
+        close: called at the end, even if nothing was sent.  sign: keep-alive line, sent while there are no data.
         """
         self._chunks, self._limits, self._close, self._keep_alive = chunks, limits, close, keep_alive
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
@@ -255,7 +255,7 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """A response of one JSON object a line, which has nothing to send while there is none."""
+    """A response of one JSON object per line, without keep-alive lines."""
 
     media_type = "application/x-ndjson"
 

@@ -38,7 +38,7 @@ class Ending:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """Write what stands between `input_prefix` with `prompt` and `input_suffix`."""
+    """Generate the text between `input_prefix` with `prompt` and `input_suffix`."""
     body = Body(take_likeliest(await read_json(request, service.limits)))
     is_streaming, query, ending = body.get_bool("stream"), parse_request(body), parse_ending(body)
     stream = await service.start(query, parse_keep_alive(body))
@@ -87,7 +87,7 @@ class Middle:
         self._ending, self._line = ending, 0  # where the latest line begins, 0: in the first one nothing is checked
 
     async def parts(self) -> AsyncGenerator[str]:
-        """Yield the text as it comes. Raises LocalllmError."""
+        """Yield the text as it is generated. Raises LocalllmError."""
         clock, end = asyncio.get_running_loop().time, None
         async with aclosing(self.stream.events()) as events:
             async for _, event in events:

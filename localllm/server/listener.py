@@ -113,8 +113,9 @@ class IdleTimeoutProtocol(H11Protocol):
 class Listener(uvicorn.Server):
     """uvicorn's server with its own shutdown: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it.
 
-    Signals are not raised again. The first one gives responses their grace, the second one ends at once. Until then
-    nothing wakes the event loop: uvicorn's own loop polls ten times a second, which takes 0.3 % of a core.
+    Signals are not raised again. The first one lets responses finish for the grace period, the second one ends
+    immediately. Until then nothing wakes the event loop: uvicorn's own loop polls ten times a second, which takes 0.3 %
+    of a core.
 
     Attributes:
         stopped_by: the signal that ended it, or None.  is_hurried: whether a second one came.

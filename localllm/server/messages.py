@@ -124,7 +124,7 @@ def parse_content(content: Any, name: str) -> Any:
 
 
 def parse_result(content: Any, name: str) -> Any:
-    """Parse what came of a call: a text, parts, or JSON of another form, which is shown as it is."""
+    """Parse the result of a call: a text, parts, or JSON of another form, which is shown as it is."""
     is_parts = isinstance(content, list) and all(isinstance(part, str) or is_part(part) for part in content)
     if content is None or isinstance(content, str) or is_parts:
         return parse_content(content, name) or ""

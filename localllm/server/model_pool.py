@@ -30,7 +30,7 @@ class ModelEntry:
         what follows is that one's.  created: modification time of the file, seconds since 1970.
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
-        idle_timer: unloads it when nobody has used it for long enough, None while it is in use or stays.
+        idle_timer: unloads it after the idle time, None while it is in use or stays.
     """
 
     def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None):
@@ -68,7 +68,7 @@ class ModelEntry:
 
 
 class ModelPool:
-    """All models of a server. To be used in one event loop.
+    """Return all models of a server. To be used in one event loop.
 
     Attributes:
         entries: by name, in the order given; the first one is the default.
@@ -144,7 +144,7 @@ class ModelPool:
                     self._notify_task = asyncio.ensure_future(self._notify_waiting())
 
     def _unload_later(self, entry: ModelEntry, seconds: float | None) -> None:
-        """Unload a model after so many seconds without a request; None or below 0: never."""
+        """Unload a model after `idle_seconds` without a request; None or below 0: never."""
 
         def begin() -> None:
             task = asyncio.ensure_future(self._unload_if_idle(entry))

@@ -54,7 +54,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """Answer a prompt: in the model's template, raw, or as what stands before `suffix`; without one as `chat`."""
+    """Answer a prompt: in the model's template, raw, or as the text before `suffix`; without one as `chat`."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     prompt, suffix, images = body.get_text("prompt"), body.get_text("suffix"), body.get_list("images")
     system, is_raw = body.get_text("system"), body.get_bool("raw")
@@ -77,7 +77,7 @@ def model_name(body: Body) -> str | None:
 
 
 def openai_message(message: Any) -> Any:
-    """Convert a message of Ollama's to OpenAI's: images are base64 beside the text, arguments objects."""
+    """Convert a message of Ollama's to OpenAI's: images are base64 next to the text, arguments objects."""
     if not isinstance(message, Mapping):
         return message
     converted = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
@@ -237,7 +237,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return what /api/chat has for a piece of an answer: a message."""
+    """Return the field of /api/chat for a piece of an answer: a message."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thinking:
         message["thinking"] = thinking
@@ -250,7 +250,7 @@ def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, 
 
 
 def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return what /api/generate has for it."""
+    """Return the fields of /api/generate for a piece of an answer."""
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 

@@ -89,7 +89,7 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
 
 
 def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
-    """Return what a model can do: its template knows of tools and thoughts, its vocabulary of gaps."""
+    """Return what a model can do: by its template, tools and reasoning; by its vocabulary, infill."""
     try:
         _, h = architecture(file)
     except (ModelError, UnsupportedError):

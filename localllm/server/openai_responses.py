@@ -172,7 +172,7 @@ def format_events(change: Change, names: list[str], origins: Origins) -> Iterato
 
 
 def format_call_events(change: Change, fields: Event, origins: Origins) -> Iterator[Event]:
-    """Yield what a change of a call means for its arguments; the text of a custom tool comes when it is whole."""
+    """Yield the events of a call's arguments; the text of a custom tool is sent when it is complete."""
     action, block, text = change
     if origin_of(block, origins).is_custom:
         if action == CLOSE:
@@ -187,7 +187,7 @@ def format_call_events(change: Change, fields: Event, origins: Origins) -> Itera
 
 
 def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
-    """Yield what a change of a text or of reasoning means for its only part."""
+    """Yield the events of a text's or reasoning's only part."""
     action, block, text = change
     prefix = "response.reasoning_text" if block.kind == THOUGHT else "response.output_text"
     extra: Event = {} if block.kind == THOUGHT else {"logprobs": []}
@@ -207,7 +207,7 @@ def format_part(block: Block, text: str) -> dict[str, Any]:
 
 
 def origin_of(block: Block, origins: Origins) -> Origin:
-    """Return the tool that a call is of, as the client knows it."""
+    """Return a call's tool under the client's name."""
     return origins.get(block.name) or Origin(block.name)
 
 

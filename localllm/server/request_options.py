@@ -213,7 +213,7 @@ def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model knows a function of a namespace, such as mcp__files__read."""
+    """Return the model's name for a function of a namespace, such as mcp__files__read."""
     return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
 

@@ -44,7 +44,7 @@ def parse_input(body: Body) -> list[Message]:
 
 
 def add_item(messages: list[Message], item: dict[str, Any], name: str) -> bool:
-    """Add one input item, False if it says nothing; calls and reasoning join the assistant message next to them.
+    """Add one input item, False if it is empty; calls and reasoning join the assistant message next to them.
 
     Raises UsageError.
     """
@@ -81,7 +81,7 @@ def add_message(messages: list[Message], item: dict[str, Any], name: str) -> Non
 
 
 def add_call(messages: list[Message], item: dict[str, Any], kind: str) -> None:
-    """Add a call of any type; one without call_id, which a server has run, with what came of it."""
+    """Add a call of any type; one without call_id, which a server ran, with its result."""
     if kind == "function_call":
         arguments = normalize_arguments(item.get("arguments"))
     elif isinstance(said := item.get("arguments"), str | dict):

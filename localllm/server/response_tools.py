@@ -1,6 +1,6 @@
 """Tools of /v1/responses: functions, also in namespaces, and custom tools, whose argument is a text.
 
-The model knows a flat list of functions; what it calls is told to the client as the client named it.
+The model knows a flat list of functions; its calls are reported under the client's names.
 """
 
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ class GenerateRequest:
     Attributes:
         model: its name, None for the first.  prompts: each gets n choices.
         top_logprobs: alternatives to report for each token, None for no log probabilities.
-        context: token ids that stand before each prompt: what was read and written earlier.
+        context: token ids before each prompt: what was read and written earlier.
     """
 
     model: str | None
@@ -65,7 +65,7 @@ class Usage:
 
 
 class ResponseStream:
-    """A request that is being answered; close it when nobody reads it any more.
+    """A request that is being answered; close it when the client is gone.
 
     Attributes:
         model: the model in use.  name: its name in the pool.  usage: complete after the last event.
@@ -81,7 +81,7 @@ class ResponseStream:
         self._subscribers = list[Subscriber]()
 
     async def begin(self) -> None:
-        """Submit all prompts. Raises LocalllmError for whatever is known to fail beforehand."""
+        """Submit all prompts. Raises LocalllmError for errors that are found before the answer starts."""
         self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:

@@ -98,7 +98,7 @@ class Result:
 
     @property
     def share(self) -> float | None:
-        """Fraction of the memory bandwidth that decode uses.
+        """Return the fraction of the memory bandwidth that decode uses.
 
         It can exceed 1 for a model that fits in the processor's cache.
         """

@@ -37,7 +37,7 @@ class RemoteFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its fields are valid and its untrusted name stays within the repository's folder."""
+        """Return whether its fields are valid and its untrusted name stays within the repository's folder."""
         parts = self.name.split("/")
         return (
             self.name.isprintable()

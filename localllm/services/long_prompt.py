@@ -133,7 +133,7 @@ class PartAnswers:
         path: Callable[[str], str],
         show: Callable[[int, int], Any],
     ):
-        """path: the file for the answers to what has this hash.  show: called with how many are done, of how many."""
+        """path: returns the file of answers by a hash. show: called with the number of finished parts, and of all."""
         from dataclasses import replace
 
         self._model, self._question, self._path, self._show = model, question, path, show

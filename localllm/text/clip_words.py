@@ -52,7 +52,7 @@ def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
             continue
         left, *rest = merge(symbols, ranks, " ")
         if len(rest) != 1:
-            raise ModelError(f"tokenizer.ggml.tokens: no merge makes {piece[:40]!r} of those before it")
+            raise ModelError(f"tokenizer.ggml.tokens: no merge makes {piece[:40]!r} from earlier tokens")
         ranks[f"{left} {rest[0]}"] = len(ranks)
         merges.append((left, rest[0]))
     return merges

@@ -24,7 +24,7 @@ class Charsmap:
         """Read a map; an empty one has no effect. Raises ModelError if its parts do not fit."""
         size = int.from_bytes(data[:4], "little")
         if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
-            raise ModelError(f"the charsmap has {len(data)} bytes, and no place for a trie of {size} bytes and texts")
+            raise ModelError(f"the charsmap has {len(data)} bytes, too few for a trie of {size} bytes and its texts")
         self._nodes: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist() if size else []
         self._texts = data[4 + size :]
         self._inert: set[str] = set()  # characters that stay as they are, whatever follows

@@ -116,7 +116,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether contents must be lists of parts, as in templates of vision models (SmolVLM).
+        """Return whether contents must be lists of parts, as in templates of vision models (SmolVLM).
 
         They drop a plain text.
         """

@@ -274,7 +274,7 @@ def test_commands(talk, tmp_path: Path, tiny: str):
     assert "THREE\n\nWHAT IS IN IT\n" in chat.say("three")
     assert "cannot read" in chat.say(f"/read {tmp_path}/nothing")
     chat.say("/set max_tokens 5")
-    assert "\nABCDE\nlocalllm: the answer reached 5 tokens, the limit of -n; /continue goes on\n" in chat.say(
+    assert "\nABCDE\nlocalllm: the answer reached 5 tokens, the limit of -n; /continue resumes it\n" in chat.say(
         "abcdefghij"
     )
     assert "\nFGHIJ\nlocalllm: the answer reached" in chat.say("/continue")
@@ -309,7 +309,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     chat.say("two")
     chat.say("/undo")
     assert contents(session_of(tmp_path, "trip")) == ["Be brief.", "one", "ONE"]
-    assert "a branch other" in chat.say("/branch other")
+    assert "new branch other" in chat.say("/branch other")
     chat.say("three")
     assert "  trip" in (listed := chat.say("/branch")) and "* other" in listed
     assert "back in the branch trip" in chat.say("/branch trip")

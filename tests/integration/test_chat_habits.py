@@ -20,7 +20,7 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     chat = talk("--session", "A")
     chat.prompt()
     chat.say("one")
-    assert "a branch B" in chat.say("/branch B")
+    assert "new branch B" in chat.say("/branch B")
     chat.say("two")
     assert "back in the branch A" in chat.say("/branch A")
     told = chat.say("/branch")

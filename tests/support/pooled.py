@@ -21,9 +21,9 @@ def beginning_with(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterat
 
 def restored(store: PrefixStore, ids: list[int]) -> CachedPrefix | None:
     """Return a sequence that holds what files have of a prompt, of all that can be read the most."""
-    stored = store.stored(ids)
+    stored = store.find_prefix(ids)
     while stored:
         if read := store.load(stored):
             return read
-        stored = store.stored(ids, len(stored.ids) - 1)
+        stored = store.find_prefix(ids, len(stored.ids) - 1)
     return None

@@ -29,7 +29,10 @@ class StateSpace:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Columns of what goes through the convolution: what is written, by what, and what it is read by."""
+        """Return the columns of the convolution's input.
+
+        The values, and what keys and queries are in attention (B and C).
+        """
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
     def state(self, layer: int) -> Recurrent:

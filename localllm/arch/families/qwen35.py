@@ -35,7 +35,7 @@ class DeltaNet:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Columns of queries, keys and values."""
+        """Return the columns of queries, keys and values."""
         keys = self.key_heads * self.key_dim
         return keys, keys, self.heads * self.value_dim
 

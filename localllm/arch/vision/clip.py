@@ -37,7 +37,7 @@ class ClipVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """One more than there are: the token for the whole picture."""
+        """Return the patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -138,5 +138,5 @@ def vector_of_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activa
 def with_bias(norm: Weight) -> Weight:
     """Return a norm that has a bias. Raises ModelError for one without."""
     if norm.bias is None:
-        raise ModelError(f"tensor {norm.name}: the bias beside it is missing")
+        raise ModelError(f"tensor {norm.name}: its bias is missing")
     return norm

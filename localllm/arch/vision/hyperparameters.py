@@ -64,7 +64,7 @@ class Vision:
 
     @property
     def rms(self) -> bool:
-        """Whether norms are without mean and bias."""
+        """Return whether norms are without mean and bias."""
         return False
 
     @property

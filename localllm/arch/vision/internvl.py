@@ -41,7 +41,7 @@ class InternVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """One more than there are: the token for the whole picture."""
+        """Return the patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:

@@ -36,7 +36,7 @@ class Llava(Vision):
 
     @property
     def most_patches(self) -> int:
-        """One more than there are: the token for the whole image."""
+        """Return the patches, including the class token for the whole image."""
         return super().most_patches + 1
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:

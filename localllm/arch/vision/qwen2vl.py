@@ -37,7 +37,7 @@ class Qwen2Vision(AnySize):
 
     @property
     def rope(self) -> Rope:
-        """Both halves of the pairs have the speeds of every other one."""
+        """Return the RoPE: both halves of the pairs have every second frequency."""
         speeds = tuple(range(0, self.head_dim // 2, 2)) * 2
         return Rope(self.head_dim, self.head_dim, interleaved=False, speeds=speeds, axes=self.axes_of_pairs)
 
@@ -47,7 +47,7 @@ class Qwen2Vision(AnySize):
     def places(self, grid: tuple[int, int]) -> np.ndarray:
         """Return row and column of each patch, int64 [patches, 2], window by window.
 
-        In these those together that become one row of the language model.
+        Within a window, patches that become one row of the language model are adjacent.
         """
         y, x = np.indices(grid).reshape(2, -1)
         side = WINDOW // self.patch // self.merge * self.merge if self.pattern else max(grid)

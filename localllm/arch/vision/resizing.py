@@ -38,10 +38,7 @@ def resize(picture: Picture, size: Size, resample: int) -> Any:
 
 
 def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Any:
-    """Return a picture as large as it fits into a size, as it was cut.
-
-    With bars above and below or on both sides.
-    """
+    """Return a picture scaled to fit a size, with bars above and below or on both sides."""
     from PIL import Image  # Pillow is there if somebody has a picture
 
     if picture.size == size:

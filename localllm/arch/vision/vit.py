@@ -111,7 +111,7 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
     if gate is None:
         return b.linear(apply_activation(b, h, y), down)
     if h.activation == "gelu_quick":
-        raise ModelError(f"tensor {gate.name}: a gate and no function for it")
+        raise ModelError(f"tensor {gate.name}: a gate without an activation function")
     return b.linear((b.swiglu if h.activation == "silu" else b.geglu)(b.linear(x, gate), y), down)
 
 

@@ -33,7 +33,7 @@ def cache(
         return
     entries, texts = prefix_files.list_entries(), written_file.list_files()
     if not entries and not texts:
-        dim("nothing is kept")
+        dim("the cache is empty")
         return
     rows = [*prompts(entries), *(("texts", str(tokens), size(taken), moment(when)) for tokens, taken, when in texts)]
     rows += [("all", "", size(sum(entry.size for entry in entries) + sum(taken for _, taken, _ in texts)), "")]

@@ -167,14 +167,14 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
 
 
 def without_equals(words: Sequence[str]) -> list[str]:
-    """Words less the "=" between an option and its value."""
+    """Return the words without the "=" between an option and its value."""
     return [
         word for place, word in enumerate(words) if word != "=" or not place or not words[place - 1].startswith("-")
     ]
 
 
 def place_of(before: Sequence[str], options: dict[str, Parameter]) -> int:
-    """How many arguments stand there already."""
+    """Return how many arguments were typed already."""
     count, rest = 0, list(before)
     while rest:
         word = rest.pop(0)
@@ -193,7 +193,7 @@ def values_of(param: Parameter, context: Any, begun: str) -> tuple[str, list[Wor
 
 
 def kind_of(param: Parameter, words: Sequence[str]) -> str:
-    """Return what files a value may be."""
+    """Return the kind of files that a value may be."""
     metavar = param.metavar or ""
     if "MODEL" in metavar or DRAFT in words:
         return "models"
@@ -204,7 +204,7 @@ def kind_of(param: Parameter, words: Sequence[str]) -> str:
 
 
 def starting(begun: str, words: Sequence[Word]) -> list[Word]:
-    """Return those that go on from what is begun."""
+    """Return the words that begin with the partial word."""
     return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(begun)]
 
 

@@ -87,7 +87,7 @@ def place(held: Settings, *keys: str) -> str:
 
 
 def of_command(command: str, model: str | None) -> Iterator[Row]:
-    """All its options."""
+    """Return all options of a command."""
     from localllm.cli.registry import params_of
 
     params = params_of(command)

@@ -171,7 +171,7 @@ def embed(
 
 
 def kind_of(format: str | None, output: str | None) -> str:
-    """How vectors are written."""
+    """Return the output format of vectors."""
     return format or ("npy" if output and output.endswith(".npy") else "jsonl")
 
 

@@ -301,7 +301,7 @@ def answer(
 
 @contextmanager
 def finishing(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C lets what has begun go on to its end; a second one interrupts."""
+    """Let Ctrl-C finish the running records first; a second one interrupts."""
 
     def first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -131,7 +131,7 @@ def check(
 
 
 def report(known: "Prediction", size: int) -> list[str]:
-    """Lines for people."""
+    """Format the results as lines."""
     value, error = known.perplexity
     chunks = f"{known.chunks} chunk{'s' * (known.chunks > 1)} of {size} tokens"
     lines = [f"PPL = {value:.4f} ± {error:.4f} ({chunks})"]

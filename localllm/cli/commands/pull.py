@@ -37,10 +37,10 @@ def pull(
       localllm pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
     """
     for name in names:
-        write(f"{brought(name)}\n")
+        write(f"{pull_file(name)}\n")
 
 
-def brought(name: str) -> str:
+def pull_file(name: str) -> str:
     """Pull a model and return the path of its file."""
     from localllm.services.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
 

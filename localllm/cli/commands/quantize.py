@@ -186,7 +186,7 @@ def require_consent(
 
 
 def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
-    """How large the file may be, in bytes, for the type's plan. Raises UsageError."""
+    """Return the function from the type's plan to the size limit, in bytes. Raises UsageError."""
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:

@@ -89,7 +89,7 @@ def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None)
 
 
 def tell(place: str | None) -> None:
-    """Whether the text is the same, None, or where not."""
+    """Print whether the texts are equal, or the place where they differ."""
     if place:
         write(f"another text, from {place}\n")
         raise typer.Exit(1)

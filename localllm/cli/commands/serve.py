@@ -257,7 +257,7 @@ def map_names(models: list[str]) -> dict[str, str]:
 
 
 def on_disk() -> dict[str, str]:
-    """All models that are here, and the built-in one."""
+    """Return all models that are here, and the built-in one."""
     import localllm
     from localllm.services.catalogue import models_on_disk
 

@@ -201,7 +201,8 @@ class TerminalConversation:
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
-            say(f"localllm: the answer reached {answer.completion_tokens} tokens, the limit of -n; /continue goes on")
+            tokens = answer.completion_tokens
+            say(f"localllm: the answer reached {tokens} tokens, the limit of -n; /continue resumes it")
         if answer.finish_reason == "interrupted" and answer.text:
             dim("interrupted; /continue continues the answer")
         if self.stats:
@@ -219,7 +220,7 @@ class TerminalConversation:
         return question
 
     def clear(self) -> None:
-        """Begin anew with the same system message; a session's file stays as it is."""
+        """Start a new conversation with the same system message; a session's file stays unchanged."""
         self.leave()
         self.model.session.clear()
         self.lines, self.texts, self.images = self.lines[: self._has_system], [], []
@@ -245,7 +246,7 @@ class TerminalConversation:
 
     @property
     def used(self) -> int:
-        """Tokens of the context, as far as is known."""
+        """Return the used tokens of the context, if known."""
         return self.lines[-1].get("tokens", 0) if self.lines else 0
 
     def branch(self, name: str) -> None:
@@ -332,8 +333,8 @@ class TerminalConversation:
         before, now = file.chat.model, about(self.model)
         if before.fingerprint != now.fingerprint:
             say(
-                f"localllm: warning: the session {name!r} was held with another model, {before.name or before.path}; "
-                f"now it goes on with {now.name or now.path}"
+                f"localllm: warning: the session {name!r} was started with another model, "
+                f"{before.name or before.path}; it continues with {now.name or now.path}"
             )
 
     def leave(self) -> None:

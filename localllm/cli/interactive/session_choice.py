@@ -28,7 +28,7 @@ def model_of(session: str) -> str | None:
         return None
     about = sessions.read(session).model
     if about.fingerprint.startswith(AT_ENDPOINT):
-        raise UsageError(f"the session {session!r} was held with a server; resume it with --endpoint {about.path}")
+        raise UsageError(f"the session {session!r} was started with a server; resume it with --endpoint {about.path}")
     if about.path and not os.path.exists(about.path):
         raise UsageError(f"the model of the session {session!r} is gone: {about.path}; give another MODEL")
     return about.path or None

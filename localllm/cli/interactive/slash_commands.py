@@ -189,7 +189,7 @@ def branch(conversation: "TerminalConversation", argument: str, tools: Tools) ->
         return dim_text("\n".join(f"{'*' if name == conversation.name else ' '} {name}" for name in names))
     is_there = argument in branches(conversation)
     conversation.branch(argument)
-    dim(f"back in the branch {argument}" if is_there else f"a branch {argument}: what is said now is said only here")
+    dim(f"back in the branch {argument}" if is_there else f"new branch {argument}: later messages are only in it")
 
 
 def branches(conversation: "TerminalConversation") -> list[str]:
@@ -241,7 +241,7 @@ def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    """Whether the model thinks is its template's business, whether one sees it is ours."""
+    """Set whether the model's reasoning is shown; the template decides whether it reasons."""
     from localllm.generation.reasoning import CHOICES
 
     if argument in CHOICES:
@@ -334,7 +334,7 @@ def require_argument(argument: str, usage: str) -> str:
 
 
 def parse_switch(argument: str, before: bool, usage: str) -> bool:
-    """On, off, or the other one. Raises UsageError."""
+    """Parse "on" or "off"; without an argument, toggle. Raises UsageError."""
     if argument not in ("", "on", "off"):
         raise UsageError(usage)
     return not before if not argument else argument == "on"

@@ -76,7 +76,7 @@ def write(conversation: "TerminalConversation", argument: str, tools: object) ->
 
 
 def files(conversation: "TerminalConversation", argument: str, tools: object) -> None:
-    """From now on, send the passages of a folder that fit each question along with it; without a name, no more."""
+    """Attach the matching passages of a folder to each question from now on; without a name, stop."""
     path = os.path.expanduser(argument)
     if path and not os.path.exists(path):
         raise UsageError(f"{path}: no such file or folder")

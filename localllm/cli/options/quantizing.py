@@ -131,7 +131,7 @@ class LadderGroup:
         bool, typer.Option("--ladder", help="Make the usual types, from Q8_0 to Q2_K; with --imatrix to IQ2_M.")
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the table of files as JSON.")] = False
-    as_markdown: Annotated[bool, typer.Option("--md", help="Print it in Markdown, for a model card.")] = False
+    as_markdown: Annotated[bool, typer.Option("--md", help="Print the table in Markdown, for a model card.")] = False
 
     @property
     def are_several(self) -> bool:

@@ -67,7 +67,7 @@ class ToolGroup:
 
     @property
     def are_enabled(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return self.tools is not None or self.mcp is not None
 
     def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
@@ -103,5 +103,5 @@ def tell_of_commands() -> None:
 
 
 def names_in(text: str | None) -> list[str]:
-    """Names with commas between."""
+    """Split names at commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]

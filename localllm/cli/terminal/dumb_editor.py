@@ -63,7 +63,7 @@ class DumbLines:
         return "".join(typed)
 
     def _more(self) -> bool:
-        """Whether there are keys, which are waited for."""
+        """Wait for keys; return whether there are any."""
         while not self._waiting:
             try:
                 data = os.read(sys.stdin.fileno(), BYTES)
@@ -76,7 +76,7 @@ class DumbLines:
 
 
 def length_after_erasing(text: str, key: str) -> int:
-    """How many characters a key that erases leaves."""
+    """Return how many characters a key that erases leaves."""
     if key == ERASE_LINE:
         return 0
     if key == ERASE_WORD:

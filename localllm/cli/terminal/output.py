@@ -31,7 +31,7 @@ def printable(text: str) -> str:
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether the standard stream is there and is a terminal."""
+    """Return whether the standard stream is there and is a terminal."""
     try:
         return stream is not None and stream.isatty() and is_console(stream)  # type: ignore[attr-defined]
     except ValueError:  # closed
@@ -109,7 +109,7 @@ def dim_text(text: str) -> None:
 
 
 def size_of(stream: Any) -> tuple[int, int]:
-    """Columns and lines of a terminal; 80 and 24 if it does not tell."""
+    """Return the columns and lines of a terminal; 80 and 24 if it does not tell."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError, AttributeError):
@@ -118,7 +118,7 @@ def size_of(stream: Any) -> tuple[int, int]:
 
 
 def width_of(stream: Any) -> int:
-    """Columns of a terminal; 80 if it does not tell."""
+    """Return the columns of a terminal; 80 if it does not tell."""
     return size_of(stream)[0]
 
 

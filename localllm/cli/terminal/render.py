@@ -68,7 +68,7 @@ def tell_overflow(answer: "Generation") -> None:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of columns: the first to the left, numbers to the right; as many of them as the terminal has room for."""
+    """Format a table, text left and numbers right aligned, with as many columns as fit the terminal."""
     return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
 
 

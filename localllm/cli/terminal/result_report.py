@@ -50,7 +50,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
 
 
 def tokens_of(answer: Any) -> dict[str, Any]:
-    """Its tokens, which servers do not tell."""
+    """Return an answer's tokens; servers do not report them."""
     return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
 
 

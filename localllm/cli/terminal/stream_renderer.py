@@ -151,7 +151,7 @@ class Wrapper:
         return space + word
 
     def _gap(self, space: str) -> int:
-        """Columns that some space takes from here."""
+        """Return the columns that some space takes from here."""
         column = self.column
         for character in space:
             column = column // 8 * 8 + 8 if character == "\t" else column + cells(character)
@@ -163,7 +163,7 @@ def is_space(cluster: str) -> bool:
 
 
 def begins_word(word: str, cluster: str) -> bool:
-    """Whether a line may end between them, without a space."""
+    """Return whether a line may break between a word and a character without a space."""
     return cluster not in NEVER_FIRST and (is_wide(word[-1]) or is_wide(cluster[0]) or cells(cluster) > 1)
 
 
@@ -173,7 +173,7 @@ def is_wide(character: str) -> bool:
 
 
 def cells(text: str) -> int:
-    """Columns that a text without control characters takes."""
+    """Return the columns that a text without control characters takes."""
     if text.isascii():
         return len(text)
     from wcwidth import wcswidth
@@ -193,7 +193,7 @@ def clusters(text: str) -> list[str]:
 
 
 def joins(cluster: str, character: str) -> bool:
-    """Whether the character is shown as a part of the cluster before it."""
+    """Return whether the character is shown as a part of the cluster before it."""
     if character.isascii() or cluster == "\n":
         return False
     if cluster.endswith(JOINER) or TONES[0] <= character <= TONES[1]:

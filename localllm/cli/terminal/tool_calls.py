@@ -44,12 +44,12 @@ class ToolCalls:
 
     @classmethod
     def of(cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack) -> Self:
-        """Without a terminal to ask on, tools that need it are not offered. Raises UsageError."""
+        """Create it; without a terminal, tools that need permission are not offered. Raises UsageError."""
         if unknown := [name for name in yes if name not in box.names]:
             raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
         keyboard = None
         if silent := [name for name in box.names if name not in yes]:
-            keyboard = Keyboard.opened()
+            keyboard = Keyboard.open()
             if keyboard is None and len(silent) == len(box.names):
                 raise UsageError(f"no terminal to ask for consent; allow the calls with --yes {','.join(silent)}")
             if keyboard is None:
@@ -86,7 +86,7 @@ class ToolCalls:
 
     def _result(self, call: "ToolCall") -> "Message":
         started = perf_counter()
-        allowed = self._allowed(call)
+        allowed = self._ask_permission(call)
         outcome = Outcome(REFUSED, True) if allowed == NO else self.box.perform(call)
         tell(outcome)
         message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
@@ -94,8 +94,8 @@ class ToolCalls:
         self.note(message, allowed=allowed, failed=outcome.failed, seconds=seconds)
         return message
 
-    def _allowed(self, call: "ToolCall") -> str:
-        """Whether the user says so, and how."""
+    def _ask_permission(self, call: "ToolCall") -> str:
+        """Ask the user for permission and return the answer."""
         arguments = {} if call.arguments is None else call.arguments
         shown = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
@@ -123,7 +123,7 @@ class Keyboard:
         self._keys, self._screen = keys, screen
 
     @classmethod
-    def opened(cls) -> "Keyboard | None":
+    def open(cls) -> "Keyboard | None":
         """Open the terminal for questions; None if there is none."""
         with ExitStack() as opened:
             try:

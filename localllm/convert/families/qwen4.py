@@ -99,7 +99,7 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
         tensor = next((stored[whole] for whole in stored if whole.endswith(f".ple_embedding.{name}")), None)
         if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
-            raise ModelError(f"there is no {name} of the sequences of tokens")
+            raise ModelError(f"there is no {name} of the n-gram embeddings")
         found[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
     return found
 

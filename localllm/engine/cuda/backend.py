@@ -72,7 +72,7 @@ class CudaBackend:
         return self._program.run(spans, precise)
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
-        """Never called: encoders run elsewhere (localllm.engine.backend_selection)."""
+        """Raise: encoders run on the CPU (localllm.engine.backend_selection)."""
         raise AssertionError
 
     def prepare_all(self) -> None:

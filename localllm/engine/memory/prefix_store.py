@@ -86,7 +86,7 @@ class PrefixStore:
 
     # ---- finding ----
 
-    def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
+    def find_prefix(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
         """Find the longest stored prefix of these tokens, at most `most`: whole runs, or all."""
         if self._ended or not is_worth_caching(ids):
             return None
@@ -111,9 +111,11 @@ class PrefixStore:
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
             return False
-        return all(self._needed(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False))
+        return all(
+            self._required_parts(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False)
+        )
 
-    def _needed(self, piece: PrefixChunk, end: int) -> set[str]:
+    def _required_parts(self, piece: PrefixChunk, end: int) -> set[str]:
         """List the parts of a chunk that are read after `end` tokens."""
         needed = {"pages"}
         if self._window and piece.last > end - self._window:
@@ -129,8 +131,8 @@ class PrefixStore:
         store = paged_store(sequence)
         try:
             for piece in stored.pieces:
-                with self._opened(piece) as kept:
-                    parts = {name: kept.read(name) for name in self._needed(piece, end)}
+                with self._open_chunk(piece) as kept:
+                    parts = {name: kept.read(name) for name in self._required_parts(piece, end)}
                     with engine.lock:
                         store.put(piece.first, piece.last, parts)
                     if stored.has_logits and piece is stored.pieces[-1]:
@@ -148,7 +150,7 @@ class PrefixStore:
         return CachedPrefix(sequence, logits)
 
     @contextmanager
-    def _opened(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
+    def _open_chunk(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
         """Open a chunk's file. Raises DamagedError if it is gone or invalid; then it is removed."""
         kept = open_prefix(piece.key)
         if kept is None:
@@ -208,7 +210,7 @@ class PrefixStore:
                 prune()
             except (OSError, MemoryError, LocalllmError) as error:
                 reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
-                self.warning, self._ended = f"what was read of the prompt cannot be kept: {reason}", True
+                self.warning, self._ended = f"cannot write the prefix cache: {reason}", True
             finally:
                 read.sequence.close()
 

@@ -54,7 +54,7 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Whether new keys go to the cache; else an earlier layer has filled it."""
+        """Return whether new keys go to the cache; else an earlier layer has filled it."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: Steps) -> AttentionSteps:

@@ -100,7 +100,7 @@ def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
 
 
 class Selection(NamedTuple):
-    """How many blocks of keys are selected, see localllm.arch.verbs."""
+    """Return how many blocks of keys are selected, see localllm.arch.verbs."""
 
     most: int
     block: int

@@ -98,5 +98,5 @@ def require_columns(name: str, x: Activation, columns: int) -> None:
 def same_columns(x: Activation, y: Activation) -> int:
     """Return the width of both activations. Raises ModelError for different ones."""
     if x.columns != y.columns:
-        raise ModelError(f"{MISFIT}: {x.columns} columns meet {y.columns}")
+        raise ModelError(f"{MISFIT}: {x.columns} and {y.columns} columns")
     return x.columns

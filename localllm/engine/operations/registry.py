@@ -1,4 +1,4 @@
-"""All operations, by verb: one row for each family of them."""
+"""Return all operations, by verb: one row for each family of them."""
 
 from types import ModuleType
 

@@ -89,7 +89,7 @@ class Finder:
 
     def fold(self, operation: Operation) -> ScaleFold | None:
         """Return the fold of an operation's output, if there is one."""
-        divided = self._divided(operation)
+        divided = self._tensors_to_divide(operation)
         reads = self._reads(operation.output) if divided else None
         if not divided or not reads:
             return None
@@ -102,7 +102,7 @@ class Finder:
             return None
         return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
-    def _divided(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
+    def _tensors_to_divide(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
         """Return the tensors to divide in order to divide an operation's output; None if impossible."""
         if not isinstance(operation, Norm | Product) or not weights_of(operation):
             return None
@@ -144,22 +144,22 @@ class Finder:
             if isinstance(operation, Product) and operation.inputs[0] is x:
                 found.append(Reached(operation.weight, operation, heads, times))
                 continue
-            shape = self._passed(x, operation, heads, times)
+            shape = self._propagate(x, operation, heads, times)
             more = self._reads(operation.output, *shape) if shape else None
             if not more:
                 return None
             found += more
         return found or None
 
-    def _passed(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
+    def _propagate(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
         """Return heads and times of an operation's output if it has the proportions of x; else None."""
         verb, inputs = operation.verb, operation.inputs
         places = [place for place, each in enumerate(inputs) if each is x]
         if isinstance(operation, Attend):
-            return self._attended(operation) if places == [2] and times == 1 else None
+            return self._follow_attention(operation) if places == [2] and times == 1 else None
         return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
 
-    def _attended(self, operation: Attend) -> tuple[int, int] | None:
+    def _follow_attention(self, operation: Attend) -> tuple[int, int] | None:
         """Follow attention's values: query heads in groups see the same head, which no other layer reads."""
         state, heads = operation.state, operation.heads
         has_values = len(operation.inputs) - bool(operation.choices) == 3

@@ -193,7 +193,7 @@ class HeaderReader:
             if key == ALIGNMENT:
                 alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
-        return FileHeader(metadata, self.placed(entries, alignment), packed, self.oddities)
+        return FileHeader(metadata, self.resolve_offsets(entries, alignment), packed, self.oddities)
 
     # ---- pieces of the file
 
@@ -286,7 +286,11 @@ class HeaderReader:
             if self.items > MAX_ITEMS:
                 self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays")
             if key in self.needed:
-                return self.strings(count) if (cached := self.kept.get(self.position)) is None else self.passed(cached)
+                return (
+                    self.strings(count)
+                    if (cached := self.kept.get(self.position)) is None
+                    else self.skip_strings(cached)
+                )
             return LazyValue(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
@@ -335,7 +339,7 @@ class HeaderReader:
         self.position = position
         return strings
 
-    def passed(self, cached: MappedStrings) -> LazyValue:
+    def skip_strings(self, cached: MappedStrings) -> LazyValue:
         """Skip a cached array of strings."""
         self.position = cached.end
         return LazyValue(lambda: cached[:], len(cached))
@@ -397,7 +401,7 @@ class HeaderReader:
         size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
         return TensorEntry(name, format, shape, self.number(UINT64), size)
 
-    def placed(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
+    def resolve_offsets(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
         """Make each `start` relative to the file, and check that tensors lie in the file and do not overlap."""
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()

@@ -58,7 +58,7 @@ class _Closing:
         return changed
 
     def _close(self, schema: dict[str, Any], others: frozenset[str]) -> None:
-        """Unless it says itself what else there may be."""
+        """Close an object's schema, unless it has additionalProperties itself."""
         if any(word in schema for word in _SAYS):
             return
         named = dict(schema.get("properties") or {})
@@ -70,7 +70,7 @@ class _Closing:
             schema |= {"properties": named, "additionalProperties": False}
 
     def _is_joined(self, schema: Schema, parts: Mapping[str, Any]) -> bool:
-        """Whether several schemas speak of the same object."""
+        """Return whether several schemas apply to the same object."""
         count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
         return count + len(parts.get("allOf", ())) > 1
 

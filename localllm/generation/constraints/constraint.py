@@ -171,7 +171,7 @@ def _beginning(grammar: str) -> "LLMatcher":
 
 
 def fits(text: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
+    """Return whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
     from llguidance import LLMatcher
 
     try:

@@ -62,7 +62,7 @@ class Closure:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it does anything but end."""
+        """Return whether it can read or enter anything."""
         return bool(self.reads or self.tokens or self.enters)
 
 

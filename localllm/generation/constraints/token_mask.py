@@ -52,7 +52,7 @@ class AnswerState:
 
     @property
     def _may_think(self) -> bool:
-        """Whether a thought may begin. Where every answer has a head, one that is not a thought's may."""
+        """Return whether a thought may begin. Where every answer has a header, one of another kind may begin, too."""
         thinking = self._thinking
         return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
 
@@ -76,7 +76,7 @@ class AnswerState:
 
     @property
     def is_needed(self) -> bool:
-        """Whether it has a say in anything."""
+        """Return whether the mask has any effect."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:

@@ -68,6 +68,6 @@ class UnionMatcher:
         return all(matcher.is_complete for matcher in self._both)
 
     def expected_tokens(self) -> list[int]:
-        """Nothing as long as it may be both."""
+        """Return the forced tokens; none while both matchers are possible."""
         first, *others = self._both
         return [] if others else first.expected_tokens()

@@ -104,7 +104,7 @@ def _exact(value: Any, word: str) -> Any:
 
 
 def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Without propertyNames, where they are a list or a pattern and no property has a name of its own."""
+    """Replace propertyNames, if they are a list or a pattern and no property is named."""
     names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
@@ -153,7 +153,7 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
 
 
 def _values(items: Any, root: Schema) -> list[Any] | None:
-    """All values that a schema allows, each once, if it says them."""
+    """Return all values that a schema allows, each once, if it says them."""
     items = follow_references(items, root)
     if not isinstance(items, Mapping):
         return None

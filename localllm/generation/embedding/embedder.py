@@ -155,7 +155,7 @@ class Embedder:
 
 
 def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
-    """How a model's rows become vectors. Raises UsageError, and ModelError for a model that makes none."""
+    """Return the pooling type of a model. Raises UsageError, and ModelError for a model that makes none."""
     if wanted not in (None, *POOLINGS):
         raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
     _, hyperparameters = architecture(file)
@@ -171,7 +171,7 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
 
 
 def has_head(file: GGUFFile) -> bool:
-    """Whether a model has a classification head, for scores."""
+    """Return whether a model has a classification head, for scores."""
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 

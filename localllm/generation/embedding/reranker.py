@@ -56,7 +56,7 @@ class Reranker:
     def rerank(
         self, query: str, texts: Iterable[str], cut: bool = False, progress: Progress | None = None
     ) -> np.ndarray:
-        """How relevant each text is to the query: float32 [texts], as the model says it: larger is better.
+        """Return how relevant each text is to the query: float32 [texts], as the model says it: larger is better.
 
         cut: texts that are too long, instead of raising ContextError, which has the text's number, from 1. Raises
         UsageError.

@@ -41,7 +41,7 @@ class State:
 
     @classmethod
     def first(cls, options: Any, names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None") -> Self:
-        """Before any text. options: complete; names: of the steps."""
+        """Create the state before any text. options: complete; names: of the steps."""
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
         history = History(-1 if -1 in windows else max(windows, default=0))
         breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)

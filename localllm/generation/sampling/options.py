@@ -207,7 +207,7 @@ def read_recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[Sampl
         try:
             SamplingOptions(**{name: value})
         except UsageError:
-            warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; our default is taken")
+            warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; using the default")
         else:
             chosen[name] = value
     return SamplingOptions(**chosen), warnings

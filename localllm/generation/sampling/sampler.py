@@ -103,7 +103,7 @@ class Sampler:
 
 @lru_cache(2)
 def ids_below(vocab: int) -> np.ndarray:
-    """All ids in order, int64 [vocab], not to be written. An array for each of a server's answers was 0.4 to 2 MB."""
+    """Return all ids in order, int64 [vocab], read-only. An array for each of a server's answers was 0.4 to 2 MB."""
     ids = np.arange(vocab)
     ids.flags.writeable = False
     return ids
@@ -112,7 +112,10 @@ def ids_below(vocab: int) -> np.ndarray:
 def biases_of(
     options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None"
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Tokens int64 [n] and what to add to their logits, float64 [n]; None if there are none. Raises UsageError."""
+    """Return tokens int64 [n] and the biases of their logits, float64 [n]; None if there are none.
+
+    Raises UsageError.
+    """
     biases = dict(options.logit_bias or {})
     for token in biases:
         if token >= vocab:

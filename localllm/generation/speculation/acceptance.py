@@ -72,7 +72,7 @@ class StepCostModel:
 
     @property
     def are_known(self) -> bool:
-        """Whether a step was measured."""
+        """Return whether a step was measured."""
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
@@ -188,7 +188,7 @@ class SpeculationBudget:
 
     @property
     def may_lose(self) -> bool:
-        """Whether more may be lost: so guesses never cost much more than they bring."""
+        """Return whether the budget allows more drafts, so that they never cost much more than they gain."""
         return self._lost <= LOSS * self._steps + START
 
 
@@ -241,7 +241,7 @@ class Guesser:
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
-        """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
+        """Return whether more guesses may raise the rate, at their usual acceptance rate. Free and untried ones may."""
         each = self._cost(costs)
         if each < FREE:
             return True

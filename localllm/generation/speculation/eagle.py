@@ -11,7 +11,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def uses_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
-    """Whether a file has such a head, which guesses for the model from now on.
+    """Attach a file's draft head to the model; return whether it has one.
 
     Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.
     """

@@ -65,13 +65,13 @@ class NGrams:
         while state >= 0 and token not in self._next[state]:
             self._next[state][token] = new
             state = self._link[state]
-        self._link[new] = self._linked(state, token) if state >= 0 else 0
+        self._link[new] = self._suffix_link(state, token) if state >= 0 else 0
         self._last = new
         match = self._link[new]
         self.agreed, self.place = self._length[match], self._end[match] + 1
         self._end[match] = place
 
-    def _linked(self, state: int, token: int) -> int:
+    def _suffix_link(self, state: int, token: int) -> int:
         """Return the state of the longest suffix of the new text that occurred before."""
         known = self._next[state][token]
         if self._length[known] == self._length[state] + 1:
@@ -104,7 +104,7 @@ class Copies:
     account = None
 
     def __init__(self, grams: NGrams):
-        """grams: of the same texts; it hears of every token first."""
+        """grams: the n-grams of the same texts, which get every token first."""
         self._grams = grams
         self._place: int | None = None  # in the text, of what comes next if the copy goes on
         self._followed = 0  # tokens that the answer has followed it in a row

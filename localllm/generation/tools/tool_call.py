@@ -44,7 +44,7 @@ class ToolCall:
 
 
 def take(calls: list[ToolCall], part: TextPart) -> bool:
-    """Whether a part is of a call, which is added to those before."""
+    """Add a part to the calls, if it belongs to one; return whether it does."""
     if part.kind == CALL:
         calls.append(ToolCall(part.text))
     elif part.kind == ARGUMENTS:

@@ -177,7 +177,7 @@ class ToolCallParser:
         return True
 
     def _is_begun(self, place: int) -> bool:
-        """Whether a value is being written here."""
+        """Return whether the text is inside a value at this position."""
         marks = self._format.marks
         assert marks
         return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
@@ -227,7 +227,7 @@ class JsonScan:
         self._depth, self._inside, self._skip, self.ended = 0, False, False, False
 
     def push(self, text: str) -> int:
-        """How many of these characters belong to it."""
+        """Return how many of these characters belong to it."""
         for place, character in enumerate(text):
             if self._skip:
                 self._skip = False
@@ -244,12 +244,12 @@ class JsonScan:
 
 
 def quote_json(text: str) -> str:
-    """As JSON."""
+    """Quote a text as JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
-    """With a SIGN in front of what are tokens."""
+    """Put a SIGN in front of special tokens."""
     if not marks:
         return piece
     return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{SIGN}\g<0>", piece)

@@ -51,7 +51,7 @@ class Tool:
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
     def to_json_schema(self) -> dict[str, Any]:
-        """As templates know it."""
+        """Return the tool as JSON for chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -90,7 +90,7 @@ class ToolUse:
 
     @property
     def callable(self) -> list[Tool]:
-        """Those that may be called."""
+        """Return the tools that may be called."""
         if self.choice in CHOICES:
             return [] if self.choice == "none" else [tool for tool in self.tools if self.allows(tool.name)]
         return [tool for tool in self.tools if tool.name == self.choice]
@@ -105,7 +105,7 @@ class ToolUse:
 
     @property
     def is_single(self) -> bool:
-        """Whether there can be one call only."""
+        """Return whether there can be one call only."""
         return not self.parallel or self.choice not in CHOICES
 
 
@@ -134,7 +134,7 @@ class ToolGrammar:
 
     @property
     def must(self) -> bool:
-        """Whether the answer has to call."""
+        """Return whether the answer has to call."""
         return self.use.must
 
     @property
@@ -160,7 +160,7 @@ class ToolGrammar:
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _fits(self, name: str, arguments: str) -> bool:
-        """Whether arguments, an object as JSON, are what a tool takes."""
+        """Return whether arguments, an object as JSON, are valid for a tool."""
         from localllm.generation.constraints.constraint import fits
 
         return fits(arguments, self._schemas[name])
@@ -188,7 +188,7 @@ class ToolGrammar:
     # ---- the grammar, in llguidance's dialect of Lark
 
     def grammar(self, whole: bool = False) -> str:
-        """Of calls, from the trigger on, or with it where the answer has to call or is to be `whole`."""
+        """Return the grammar of calls, after the trigger, or including it if a call is required or `whole`."""
         opening = self.format.opening.lstrip()
         head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
         heads = list[str]()

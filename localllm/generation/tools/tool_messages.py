@@ -181,7 +181,7 @@ def as_text(message: Message) -> Message:
 def with_calls(
     use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
 ) -> tuple[ToolGrammar, Thinking]:
-    """Make the tool grammar of an answer, and thoughts that do not swallow openings of calls."""
+    """Make the tool grammar of an answer, and a reasoning format that ends where a call begins."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
         if use.must:  # nothing else may follow a thought

@@ -49,7 +49,7 @@ class VisionAdapter:
 
     @property
     def nbytes(self) -> int:
-        """Of the projector that is used, or would be; 0 if there is none."""
+        """Return the size of the projector in use, or of the default one; 0 if there is none."""
         from localllm.files.gguf.projectors import projector_bytes
 
         return os.stat(self.eye.path).st_size if self.eye else projector_bytes(self._path)

@@ -91,7 +91,7 @@ class ImageEncoder:
         return look
 
     def _fingerprint(self) -> bytes:
-        """Of what sees."""
+        """Return the encoder's fingerprint."""
         try:
             return projector_fingerprint(self._file, self._reader.operations, (vision, images))
         except OSError:  # the file is gone

@@ -40,8 +40,8 @@ class Library:
         """Load the kernels `names`, compiling what this computer has not compiled yet.
 
         progress is called while compiling; later: kernels that `load` may be asked for, in the order in which they are
-        compiled after, once something has to be compiled; lane: another than this computer's. Raises LocalllmError if
-        a kernel cannot be compiled.
+        compiled afterwards, once something has to be compiled; lane: another than this computer's. Raises LocalllmError
+        if a kernel cannot be compiled.
         """
         self.addresses = dict[str, int]()
         self.warning: str | None = None

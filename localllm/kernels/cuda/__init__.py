@@ -99,10 +99,7 @@ def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a block for some rows of a key-value head.
-
-    Where sequences are many, they have more than one to do.
-    """
+    """Return a grid with a block for some rows of a key-value head; with many sequences, a block does several."""
     from localllm.kernels.cuda.attention.attend_many import ROWS
     from localllm.kernels.cuda.attention.shared import THREADS
 

@@ -1,7 +1,4 @@
-"""The header of a run, from pinned memory of the host to the card's.
-
-Where kernels read it without a bus between.
-"""
+"""Copies the header of a run from pinned host memory to GPU memory, where kernels read it faster."""
 
 from numba import cuda
 

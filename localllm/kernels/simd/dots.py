@@ -43,8 +43,8 @@ def dot_vnni_256(builder, accumulator, unsigned, signed):
 def dot_bytes(builder, accumulator, unsigned, signed):
     """Multiply pairs of bytes and add them to words of 16 bits, then pairs of words to 32.
 
-    The words would saturate, so the highest bits of the unsigned bytes go their own way (-128 * 128 * 2 just fits).
-    LLVM leaves out the multiplication with what it knows to be zero: see `splits_dot`.
+    The words would saturate, so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just
+    fits). LLVM leaves out the multiplication with what it knows to be zero: see `splits_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))

@@ -51,12 +51,12 @@ class RemoteModel:
 
     @property
     def context(self) -> int:
-        """Tokens that it holds; 0 if the server does not say, or not before the model is open there."""
+        """Return the context length; 0 if the server does not report it, or only once the model is loaded."""
         self._context = self._context or context_of(self._about, self.endpoint, self.name)
         return self._context
 
     def fields(self, options: GenerationOptions) -> dict[str, Any]:
-        """Of a request. Raises UsageError for what cannot be done there."""
+        """Return the fields of a request. Raises UsageError for options that servers do not support."""
         if options.on_overflow == "shift":
             raise UsageError("on_overflow=shift is not for an endpoint: the server manages its own context")
         return {"model": self.name, **request_of(options, self.form, self.dialect)}
@@ -136,7 +136,10 @@ class RemoteSession(Conversation):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], "RemoteGeneration"]:
-        """When the server says that it is too long, the older half of the turns is left out, until it fits."""
+        """Start an answer.
+
+        If the server reports that it is too long, drop the older half of the turns until it fits.
+        """
         kept = history
         while True:
             answer = RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(system + kept)}, options)
@@ -221,7 +224,7 @@ class RemoteGeneration:
         return self._said.usage.get("completion_tokens") or self._said.events
 
     def message(self) -> dict[str, Any]:
-        """As a conversation has it."""
+        """Return the answer as a message."""
         more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.to_message() for call in self.calls]

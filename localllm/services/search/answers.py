@@ -1,4 +1,4 @@
-"""Prompts that let a model answer from passages, and the places that an answer cites."""
+"""Prompts that let a model answer from passages, and the citations of an answer."""
 
 import re
 from collections.abc import Sequence

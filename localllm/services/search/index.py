@@ -1,7 +1,7 @@
-"""An index of passages: words by SQLite's FTS5, vectors beside them, in a file that only changed files change.
+"""An index of passages: words by SQLite's FTS5, vectors next to them, in a file that only changed files change.
 
-A file is told by its size and modification time, then by a hash of its content; a passage that stays the same keeps its
-vector.
+A file is recognized by its size and modification time, then by a hash of its content; a passage that stays the same
+keeps its vector.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class Index:
         self._sql.close()
 
     def update(self, paths: Sequence[str], progress: Callable[[int, int], Any] = lambda done, count: None) -> None:
-        """Read files that are new or have changed, and forget those that are not among the paths."""
+        """Read files that are new or have changed, and remove files that are not among the paths."""
         wanted = {*paths}
         with self._sql:
             for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
@@ -154,7 +154,7 @@ class Index:
 
 
 def connected(path: Path | None) -> sqlite3.Connection:
-    """Open a database; one that cannot be written, or is damaged, is replaced by one in memory or begun anew."""
+    """Open a database; one that cannot be written, or is damaged, is replaced by one in memory or a new one."""
     if path is not None:
         with suppress(OSError, LocalllmError, sqlite3.Error):
             make_private(path.parent)
@@ -181,6 +181,6 @@ def digest(text: str) -> bytes:
 
 
 def file_of(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
-    """Return the file of an index of these files and folders; parts: what it depends on besides."""
+    """Return the file of an index of these files and folders; parts: what it also depends on."""
     told = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
     return folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.sqlite"

@@ -47,7 +47,7 @@ class Passage:
 
     @property
     def embedded(self) -> str:
-        """Return what its vector is made of: what it is about, and the text."""
+        """Return the text to embed: what it is about, and the text."""
         about = " > ".join(filter(None, (os.path.basename(self.path), self.heading)))
         return f"{about}\n{self.text}" if about else self.text
 
@@ -69,7 +69,7 @@ def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
 
 
 def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the sections of a text: the first line, the line behind the last, and the headings that it is under."""
+    """Yield the sections of a text: the first line, the line after the last, and its headings."""
     if ending in CODE or ending not in HEADINGS:
         yield 0, len(lines), ""
         return
@@ -89,7 +89,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
-    """Yield paragraphs as the first line and the line behind the last; in code, definitions at the left margin."""
+    """Yield paragraphs as the first line and the line after the last; in code, definitions at the left margin."""
     start: int | None = None
     in_fence = False
     for number in range(first, last):

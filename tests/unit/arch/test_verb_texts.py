@@ -116,7 +116,7 @@ def test_networks_of_encoders():
     for activation, gate in (("silu", "swiglu"), ("gelu", "geglu")):
         says = f"linear({gate}(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
         assert feed_forward(b, w, of_pictures(activation), "x") == says
-    with pytest.raises(ModelError, match=r"^tensor ffn_gate\.weight: a gate and no function for it$"):
+    with pytest.raises(ModelError, match=r"^tensor ffn_gate\.weight: a gate without an activation function$"):
         feed_forward(b, w, of_pictures("gelu_quick"), "x")
 
 

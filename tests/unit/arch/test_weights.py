@@ -115,7 +115,10 @@ def test_experts_in_a_tensor_each():
         [*apart[:2], elsewhere], [*apart[:2], other], [Weight(apart[0].tensor, bias=other), *apart[1:]],
         [Weight(apart[0].tensor, scale=other)], [Weight(tensor("v", 4))],
     ):  # fmt: skip
-        with pytest.raises(ModelError, match="experts in a tensor each must be alike and at equal distances"):
+        with pytest.raises(
+            ModelError,
+            match="separate expert tensors must be alike and equally spaced",
+        ):
             as_stack(wrong)
 
 

@@ -199,7 +199,7 @@ def test_steps_are_counted_anew_for_each_question():
 
 def test_whom_one_can_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     opened: list[Any] = []
-    monkeypatch.setattr(tool_calls.Keyboard, "opened", lambda: opened[-1])
+    monkeypatch.setattr(tool_calls.Keyboard, "open", lambda: opened[-1])
 
     def of(*yes: str, keyboard: Keys | None = None) -> Any:
         opened.append(keyboard)
@@ -851,13 +851,13 @@ def test_headers_are_fetched_in_growing_pieces(tmp_path: Path, monkeypatch: pyte
 
 def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "m.gguf").write_bytes(b"")
-    assert pull_command.brought(f"{tmp_path}/m.gguf") == f"{tmp_path}/m.gguf"
+    assert pull_command.pull_file(f"{tmp_path}/m.gguf") == f"{tmp_path}/m.gguf"
     with pytest.raises(UsageError, match="is the built-in model; there is nothing to download"):
-        pull_command.brought("guide")
+        pull_command.pull_file("guide")
     with pytest.raises(ModelError, match="no such file"):
-        pull_command.brought(f"{tmp_path}/none.gguf")
+        pull_command.pull_file(f"{tmp_path}/none.gguf")
     monkeypatch.setattr(pull_command, "pull_shown", lambda reference: reference.repository)
-    assert pull_command.brought("hf:a/b") == "a/b"
+    assert pull_command.pull_file("hf:a/b") == "a/b"
 
 
 @pytest.mark.parametrize(("character", "wide"), [
@@ -1281,7 +1281,7 @@ def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(written_file, "list_files", lambda: texts)
     cache.cache()
     cache.cache("clear")
-    assert told == ["nothing is kept", "2.0 kB removed"] and capsysbinary.readouterr().out == b""
+    assert told == ["the cache is empty", "2.0 kB removed"] and capsysbinary.readouterr().out == b""
     texts.append((77, 8, 4))
     cache.cache()
     assert [line.split() for line in capsysbinary.readouterr().out.decode().splitlines()][1:] == [

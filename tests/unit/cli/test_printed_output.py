@@ -372,7 +372,7 @@ def test_the_model_of_a_session(kept):
             file.rewrite()
         if not model.path:
             assert chat_session.model_of("trip") is None
-    with pytest.raises(UsageError, match="'trip' was held with a server; resume it with --endpoint u"):
+    with pytest.raises(UsageError, match="'trip' was started with a server; resume it with --endpoint u"):
         chat_session.model_of("trip")
 
 

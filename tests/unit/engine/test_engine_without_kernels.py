@@ -210,7 +210,7 @@ def test_an_encoder_reads_the_text_before_the_answer():
     assert backend.ran == [[(2, [0, 7], 2, 2, 0)], [(4, [0, 8], 1, 2, 0)]]
     assert (sequence.tokens, sequence.encoded, len(backend.asked)) == ([5, 6, 0, 7, 0, 8], 2, 1)
     fresh = engine.sequence()
-    told = "llama models answer a text: tokens should be those of one, 0, and those of its answer"
+    told = "llama models answer a text: give its tokens, the start token 0, and the tokens of the answer"
     for ids in ([5, 6], [0, 5]):
         with pytest.raises(UsageError) as caught:
             fresh.append(ids)
@@ -260,7 +260,7 @@ def test_forgetting_moves_what_is_behind(engine):
     sequence.shift(16, 0)
     assert asked[3:] == []
     for keep, count in ((-1, 0), (0, -PAGE), (0, 1), (0, PAGE - 1), (0, PAGE), (17, 0)):
-        with pytest.raises(UsageError, match=f"^cannot forget {count} of 16 tokens behind the first {keep}$"):
+        with pytest.raises(UsageError, match=f"^cannot drop {count} of 16 tokens after the first {keep}$"):
             sequence.shift(keep, count)
 
 

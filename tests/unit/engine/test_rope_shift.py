@@ -188,7 +188,7 @@ def test_a_failure_is_read_again(opened, tmp_path):
 def test_what_cannot_be_forgotten(opened, one_layer, backend, keep, count):
     sequence = opened(one_layer, backend=backend).sequence()
     sequence.append(TOKENS[:600], "none")
-    with pytest.raises(UsageError, match="cannot forget"):
+    with pytest.raises(UsageError, match="cannot drop"):
         sequence.shift(keep, count)
 
 

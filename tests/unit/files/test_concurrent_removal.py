@@ -267,7 +267,7 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
     )
     told = f"{output} has answers for {before}, not for {after}; --redo replaces them, or use another output file"
     if path == "q":
-        told = f"{os.path.abspath(path)} has changed since {output} was begun; --redo replaces its answers"
+        told = f"{os.path.abspath(path)} has changed since {output} was started; --redo replaces its answers"
         told += ", or use another output file"
     assert str(error.value) == told
 

@@ -424,7 +424,7 @@ def test_a_call_that_is_none_is_prose():
 def test_nothing_is_said_behind_a_stop_string():
     transcript = guided(None).transcript
     transcript._stops = StopFilter([".b", "."])
-    assert transcript._shown_parts([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
+    assert transcript._without_marks([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
     assert (transcript.text, transcript.stopped_by, transcript.flush(), transcript.text) == ("a", ".", [], "a")
 
 

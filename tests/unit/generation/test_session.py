@@ -549,7 +549,7 @@ def test_what_a_prompt_may_be():
             session._ids(wrong)
     for overflow in ("shift", "drop-turns"):
         with pytest.raises(UsageError, match=f"^several answers do not go with on_overflow={overflow}$"):
-            session._prepared("a", GenerationOptions(on_overflow=overflow))
+            session._prepare_task("a", GenerationOptions(on_overflow=overflow))
 
 
 def test_which_texts_end_an_answer_too():

@@ -1,6 +1,6 @@
 """The experts' matrix products, in BF16 tiles.
 
-Each meets its panels, which begin where amx_pack.py says.
+Each expert's panels begin where amx/pack.py put them.
 """
 
 from localllm.kernels.arguments import (

@@ -75,7 +75,7 @@ def add_bytes(words, sums, first):
 
 
 def word_products(words):
-    """Return the same for x in words of 16 bits, of each 4 columns first the even ones (see quantize.py)."""
+    """Make products for x in words of 16 bits, of each 4 columns first the even ones (see quantize.py)."""
     sums = halves(0, TOKENS)
 
     def emit(first):

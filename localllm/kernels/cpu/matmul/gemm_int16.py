@@ -152,7 +152,7 @@ def make_precise_slab(format):
 
 
 def make_code_slab(format, is_exact):
-    """Make the same, or one that multiplies the high plane alone, where HAS_AVX2_DOTS."""
+    """Make the slab product for codes; with HAS_AVX2_DOTS, perhaps of the high plane alone."""
     product, scale_bytes = make_tile(format, is_exact), 64 * SLAB // format.sub_block
     sums = LINEAR.sums if is_exact else LINEAR.high_sums
 

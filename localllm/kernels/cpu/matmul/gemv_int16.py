@@ -106,10 +106,7 @@ class OneTokenInWords:
         return add
 
     def of_lanes(self, builder, address):
-        """Return the token's scales or sums, which are there for every 16 columns.
-
-        In lanes as the rows' scales.
-        """
+        """Return the token's scales or sums, one for every 16 columns, in the lanes of the rows' scales."""
         value = load_value(builder, address, f32x16.llvm)
         return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
 

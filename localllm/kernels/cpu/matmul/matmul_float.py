@@ -114,10 +114,7 @@ def make_dot(tokens, width, load_one, load_16):
 
 
 def make_side_by_side(width, load_one, load_16):
-    """Return the dot products of TOGETHER rows with one token, which go to y.
-
-    Each adds up as make_dot has it.
-    """
+    """Make a function that writes the dot products of TOGETHER rows with one token to y, each summed as by make_dot."""
     multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
     store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
 

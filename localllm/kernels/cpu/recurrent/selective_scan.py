@@ -21,7 +21,7 @@ from localllm.kernels.simd import (
 
 @device
 def advance(source, target, rates, dt, input, b, c, y, state_size):
-    """Return a token more for 16 columns: their states go from source to target; y + what c reads of them."""
+    """Apply a token to 16 columns: update their states from source to target; return y plus their product with c."""
     for n in range(state_size):
         kept = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
         state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), kept)

@@ -64,7 +64,7 @@ def scan_by(rule):
 
     @device
     def advance(source, target, of_token, v, seen, key_dim):
-        """Return a block with a token more; what the query reads of it, and what the next a does."""
+        """Apply a token to a block of the state, and return the query's and the next a's products with it."""
         even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64

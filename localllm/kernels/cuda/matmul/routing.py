@@ -1,6 +1,6 @@
 """Routing: the experts of each token, and the rows of each expert.
 
-As cpu/product/routing.py says, in parallel.
+As kernels/cpu/matmul/routing.py, in parallel.
 
 `route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
 one of its experts) of one expert, in the order of the tokens: so an expert's rows are the same in every run.

@@ -101,10 +101,7 @@ def joined(a, b):
 
 
 def looked_up(values):
-    """Make a function that makes 8 words out of 4 with codes in table order.
-
-    For each code one of 16 values.
-    """
+    """Make a function that looks up codes in a table of 16 values: 4 words become 8."""
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 

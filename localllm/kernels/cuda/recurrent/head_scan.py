@@ -33,7 +33,7 @@ def read(state, k, key_dim):
 
 @device
 def advance(source, target, decay, d, k, q, next_k, key_dim):
-    """Return a column with a token more.
+    """Apply a token to a column of the state.
 
     This thread's part of what the query reads of it, and the next key.
     """

@@ -19,7 +19,7 @@ from localllm.kernels.cuda.recurrent.sequences import (
 
 @device
 def advance(source, target, rates, dt, x, b, c, state_size):
-    """Return a token more for a column: this thread's part of its state, and of what c reads of that."""
+    """Apply a token to a column; return this thread's part of its state, and of c's product with that."""
     read = float32(0)
     for n in range(part_of_column(), state_size, PARTS):
         state = exp(dt * load_f32(rates + 64 * n)) * load_f32(source + 64 * n) + dt * x * load_f32(b + 4 * n)

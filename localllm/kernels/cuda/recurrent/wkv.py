@@ -19,7 +19,7 @@ ZERO = float32(0)
 
 @device
 def gated(source, target, r, w, k, number, key_dim):
-    """Return a column with a token more: this thread's part of what the query reads of it."""
+    """Apply a token to a column of the state; return this thread's part of the query's product with it."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number

@@ -148,7 +148,7 @@ def test_questions_and_answers(talk: TerminalConversation, say: Say):
 
 
 def test_what_is_told_of_an_answer(talk: TerminalConversation, say: Say):
-    cut = "the answer reached 3 tokens, the limit of -n; /continue goes on"
+    cut = "the answer reached 3 tokens, the limit of -n; /continue resumes it"
     assert cut in say("a", Answer("x", reason="length")) and cut not in say("b", Answer("x"))
     assert cut not in say("c", Answer("x", reason="length", is_full=True))
     assert "interrupted; /continue continues the answer" in say("d", Answer("x", KeyboardInterrupt()))
@@ -506,7 +506,7 @@ def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: 
     talk.model = Model("n")
     shown = say("/load trip")
     assert "a turn at the end of the session 'trip' had not been written whole" in shown
-    assert "was held with another model, m; now it goes on with n" in shown and texts(talk) == ["q", "a"]
+    assert "was started with another model, m; it continues with n" in shown and texts(talk) == ["q", "a"]
     talk.leave()
     assert "warning" not in (say("/clear"), setattr(talk, "model", Model("m")), say("/load trip"))[2]
     talk.leave()
@@ -514,7 +514,7 @@ def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: 
 
 def test_branches_that_nobody_keeps(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
-    assert "a branch b: what is said now" in say("/branch b")
+    assert "new branch b: later messages" in say("/branch b")
     say("r", Answer("c"))
     assert "back in the branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agree(talk)
     assert say("/branch").split() == ["b", "*", "main"]

@@ -157,14 +157,14 @@ def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tool_calls, "discard_input", lambda keys: None)
     monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "keys"))
     monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "none" / "screen"))
-    assert tool_calls.Keyboard.opened() is None
+    assert tool_calls.Keyboard.open() is None
     monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "screen"))
-    keyboard = tool_calls.Keyboard.opened()
+    keyboard = tool_calls.Keyboard.open()
     assert keyboard is not None and keyboard.ask("allow it? ") == "yes"
     keyboard.close()
     assert (tmp_path / "screen").read_text() == "allow it? "
     monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "none"))
-    assert tool_calls.Keyboard.opened() is None
+    assert tool_calls.Keyboard.open() is None
 
 
 @pytest.mark.parametrize(

@@ -410,7 +410,7 @@ def test_constants_of_hashes_are_whole_numbers_in_a_row(tmp_path: Path, dtype: s
     folder = written(tmp_path, "qwen4_exp")
     more = [(name, dtype, np.ones(shape))] if dtype else []
     write_safetensors(folder / "model.safetensors", [*tensors, *more])
-    assert "there is no layer_multipliers of the sequences of tokens" in refused(folder)
+    assert "there is no layer_multipliers of the n-gram embeddings" in refused(folder)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee", "apertus", "llama4"])

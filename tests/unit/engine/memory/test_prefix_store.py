@@ -310,7 +310,7 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     with open_model(tiny) as model:
         assert restored(model.prefixes, tokens(600)) is None
-        assert model.prefixes.load(model.prefixes.stored(tokens(600))) is None
+        assert model.prefixes.load(model.prefixes.find_prefix(tokens(600))) is None
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 
@@ -337,7 +337,7 @@ def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
         _, logits = read(model, tokens(600))
         model.close()
         assert (
-            f"cannot be kept: {folder}: cannot be created: " in model.prefixes.warning
+            f"cannot write the prefix cache: {folder}: cannot be created: " in model.prefixes.warning
         )  # behind it the system's words
     folder.unlink()
 
@@ -399,7 +399,7 @@ def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monk
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     with open_model(tiny) as model:
         assert read(model, ids)[0] == 0
-        assert restored(model.prefixes, ids) is None and model.prefixes.stored(ids, is_conversation=True) is None
+        assert restored(model.prefixes, ids) is None and model.prefixes.find_prefix(ids, is_conversation=True) is None
 
 
 def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
@@ -663,7 +663,7 @@ def test_after_a_failure_nothing_more_is_written(monkeypatch, error: Exception, 
     heard.keep("a")
     heard.wait()
     assert (heard.closed, heard.pruned, heard.kept.is_writing) == (["a"], 0, False)
-    assert heard.kept.warning == f"what was read of the prompt cannot be kept: {reason}"
+    assert heard.kept.warning == f"cannot write the prefix cache: {reason}"
     heard.keep("b")
     assert (heard.closed, heard.written, heard.kept.is_writing) == (["a", "b"], [], False)
 

@@ -90,7 +90,7 @@ class World:
         self.prefixes._write_pieces(PendingWrite(self.sequence(count, aligned), rows, is_conversation))
 
     def found(self, ids, *given) -> list[tuple]:
-        stored = self.prefixes.stored(ids, *given)
+        stored = self.prefixes.find_prefix(ids, *given)
         return stored and ([(piece.first, piece.last) for piece in stored.pieces], len(stored.ids), stored.has_logits)
 
 
@@ -187,7 +187,7 @@ def test_a_conversation(folder, monkeypatch):
     ids = [*range(10)]
     assert world.found(ids) is None
     assert world.found(ids, 99, True) == ([(0, 4), (4, 8), (8, 10)], 10, False)
-    read = world.prefixes.load(world.prefixes.stored(ids, is_conversation=True))
+    read = world.prefixes.load(world.prefixes.find_prefix(ids, is_conversation=True))
     assert (read.sequence.tokens, read.sequence.aligned, read.logits) == (ids, 0, None)
 
 
@@ -206,7 +206,7 @@ def test_which_parts_are_read(folder, monkeypatch, states, names, needed):
     """Windows of the last tokens only, and states at the end."""
     world = World(monkeypatch, states, names)
     pieces = world.prefixes._pieces([*range(10)])
-    assert [world.prefixes._needed(piece, 10) for piece in pieces] == needed
+    assert [world.prefixes._required_parts(piece, 10) for piece in pieces] == needed
     world.write(10, 8)
     if "states" in names:  # which are known after 8 tokens only
         assert world.found([*range(10)]) == ([(0, 4), (4, 8)], 8, False)
@@ -226,14 +226,14 @@ def test_a_file_that_is_damaged_goes(folder, monkeypatch):
     assert not path.exists() and [some.closed for some in world.sequences[1:]] == [1, 0]
     assert (len(read.sequence.tokens), read.logits) == (4, None)
     world.write(10, 8)
-    stored = world.prefixes.stored(ids)
+    stored = world.prefixes.find_prefix(ids)
     (folder / stored.pieces[2].key).unlink()
     assert world.prefixes.load(stored) is None and world.sequences[-1].closed == 1
     for error, is_told in ((MemoryLimitError("full"), False), (ZeroDivisionError(), True)):
         store = Store()
         store.error = error
         monkeypatch.setattr(prefixes, "paged_store", lambda sequence, store=store: store)
-        stored = world.prefixes.stored(ids)
+        stored = world.prefixes.find_prefix(ids)
         if is_told:
             with pytest.raises(ZeroDivisionError):
                 world.prefixes.load(stored)
