@@ -185,8 +185,10 @@ def added_token(token: int, text: str, special: bool = True) -> dict[str, Any]:
     return {"id": token, "content": text, "special": special, **flags}
 
 
-def sentencepiece(pieces: list[str], scores: list[float], types: list[int], kind: int = 2) -> bytes:
-    """Return a tokenizer.model (a protobuf message) with this vocabulary; kind 2 is BPE."""
+def sentencepiece(
+    pieces: list[str], scores: list[float], types: list[int], kind: int = 2, has_bytes: bool = False
+) -> bytes:
+    """Return a tokenizer.model (a protobuf message); kind 2 is BPE; has_bytes: there is a piece for each byte."""
 
     def number(value: int) -> bytes:
         return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + number(value >> 7)
@@ -197,4 +199,5 @@ def sentencepiece(pieces: list[str], scores: list[float], types: list[int], kind
     data = b""
     for piece, score, type_ in zip(pieces, scores, types, strict=True):
         data += chunk(1, chunk(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + number(type_))
-    return data + chunk(2, b"\x18" + number(kind)) + chunk(3, chunk(1, b"identity") + b"\x18\x01")
+    fallback = number(35 << 3) + b"\x01" if has_bytes else b""
+    return data + chunk(2, b"\x18" + number(kind) + fallback) + chunk(3, chunk(1, b"identity") + b"\x18\x01")
