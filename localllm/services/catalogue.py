@@ -146,8 +146,9 @@ def resolve(model: str | os.PathLike[str]) -> str:
         from localllm.services.found_models import find_elsewhere  # seldom needed
 
         meant = reference or HubReference(name, "")
-        if path := find_elsewhere(name, meant.repository, lambda names: select_files(names, meant)):
-            return path
+        elsewhere = find_elsewhere(name, meant.repository, lambda names: select_files(names, meant))
+        if elsewhere:
+            return elsewhere
         raise (MissingError(reference) if reference else error) from None
 
 
