@@ -50,7 +50,7 @@ class Recording:
         return weight.shape[0], weight.shape[1]
 
     def _vector(self, weight: Weight, columns: int) -> np.ndarray:
-        """Return a norm's or bias's numbers, float32 [columns]; it is used now."""
+        """Return a norm's or bias's numbers, float32 [columns], and mark it as used."""
         self._used.add(weight.name)
         vector = weight.vector()
         if len(vector) != columns:

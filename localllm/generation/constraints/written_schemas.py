@@ -120,7 +120,7 @@ def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, An
 
 
 def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Drop uniqueItems where there are few values: any of them, in the schema's order.
+    """Replace uniqueItems of a few possible values by a list of optional items, in the schema's order.
 
     Raises UsageError where items that were there before cannot be left out (see generation.distinct_items).
     """

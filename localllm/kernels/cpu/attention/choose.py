@@ -32,7 +32,7 @@ ONES, SIGN = 0xFFFFFFFF, 0x80000000
 
 @device
 def ordered(address):
-    """Return the float32 there as a number of 32 bits, in the order of floats."""
+    """Load a float32 as a 32-bit integer with the same order."""
     word = load_u32(address)
     return word ^ (ONES if word >= SIGN else SIGN)
 

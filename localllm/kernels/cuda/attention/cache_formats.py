@@ -1,7 +1,7 @@
 """The KV cache's formats of a head, the same bytes as localllm.kernels.cpu.attention.cache_formats.
 
-Two functions for each type. `store(head, x, head_dim, warp, warps)` keeps the float32 numbers at x: warps share what a
-head has, and all lanes of one have to be there. `load(head, d)` gives number d as float32.
+Two functions for each type. `store(head, x, head_dim, warp, warps)` keeps the float32 numbers at x: the warps divide a
+head among them, and all lanes of a warp must take part. `load(head, d)` gives number d as float32.
 """
 
 import math

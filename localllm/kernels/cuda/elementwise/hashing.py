@@ -1,4 +1,4 @@
-"""Tokens as numbers, and which rows of a table they and those before them are hashed to.
+"""Hashes of tokens and their predecessors to rows of a table.
 
 A thread for each token.
 """
