@@ -78,6 +78,13 @@ def test_sections_are_passages_with_their_headings():
     assert found[1].embedded.startswith("a.md > Boats > In winter\n## In winter")
 
 
+def test_a_heading_stays_with_the_text_below_it():
+    """Also where both exceed the size: alone it says nothing, and is near to everything of its kind."""
+    text = "# Ferries\n\n" + "The ferry leaves. " * 15 + "\n\n" + "There is a bus. " * 15 + "\n"
+    found = cut_into_passages("a.md", text, size=250)
+    assert [(each.first, each.last) for each in found] == [(1, 3), (5, 5)]
+
+
 def test_code_is_cut_before_definitions():
     found = cut_into_passages("a.py", CODE * 6, size=200)
     firsts = {(CODE * 6).splitlines()[each.first - 1] for each in found}
