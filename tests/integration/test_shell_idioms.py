@@ -43,7 +43,7 @@ ANSWERS = {  # what is there afterwards: files that are not empty
     "JSON from another program": ["writers.txt"],
 }  # fmt: skip
 NOTES = {  # what stderr says
-    "Only the code": rb"localllm: the answer has no code block; this is all of it\n",
+    "Only the code": rb"localllm: the (answer has no code block; this is all of it|code block is cut off, .*)\n",
     "The end of a long log": rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 9999 lines\n",
     "All of a long text": rb"localllm: the prompt exceeds the context: asking its \d+ parts\n(localllm: .*\n)*",
 }

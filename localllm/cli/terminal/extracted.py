@@ -9,6 +9,7 @@ from localllm.services.code_blocks import BlockReader, extract_code
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
 
+CUT_OFF = "localllm: the code block is cut off, for the answer ended in it; raise -n or the context"
 NO_BLOCK = "localllm: the answer has no code block; this is all of it"
 
 
@@ -35,11 +36,14 @@ class FirstBlock:
             self._page.push(shown)
 
     def end(self) -> None:
+        is_done = self._reader.is_done
         self._show(self._reader.end())
         if not self._reader.is_open:
             self._page.push(self._text)
             say(NO_BLOCK)
         self._page.end()
+        if self._reader.is_open and not is_done and self._answer.finish_reason == "length":
+            say(CUT_OFF)
 
 
 class LastBlock:
