@@ -129,7 +129,7 @@ def is_token(value: Any) -> bool:
 
 
 async def stream_chunks(
-    stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool
+    stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
 ) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent chunks."""
     base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
