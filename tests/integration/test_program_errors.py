@@ -406,7 +406,7 @@ def test_a_model_that_is_none(cli, folder: Path, monkeypatch, command: str, mode
     "arguments",
     [
         "run TINY -f missing", "quantize TINY x Q8_0 --imatrix missing", "imatrix --in-file missing -o out",
-        "perplexity TINY --kl-divergence --base missing", "run TINY -f .", "map TINY missing",
+        "perplexity TINY --kl-divergence --base missing", "map TINY missing",
         "map TINY -f missing", "perplexity TINY missing",
         "perplexity TINY .", "imatrix TINY missing -o out", "replay missing", "run TINY -p x --receipt no/r",
         "perplexity TINY text --save-logits no/x", "imatrix TINY text -o no/x", "map TINY lines -o no/x",

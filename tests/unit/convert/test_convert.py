@@ -593,7 +593,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
     ("merges", "problem"),
     [
         ([["a", "b"], ["▁", "a"], ["▁", "ab"]], "no merge makes ▁ab of ▁a b"),
-        ([["▁", "ab"], ["a", "b"], ["▁", "a"], ["▁a", "b"]], "apart"),
+        ([["▁", "ab"], ["a", "b"], ["▁", "a"], ["▁a", "b"]], "not consecutive"),
         ([["a"]], "not as expected"),
         (None, "not as expected"),
         ("ab", "not as expected"),

@@ -188,7 +188,9 @@ class Files:
     def __init__(self, found: dict[tuple[int, bool], StoredPrefix] | None = None, *loads: Any):
         self.found, self.loads, self.asked, self.kept = found or {}, list(loads), [], []
 
-    def stored(self, ids: list[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
+    def find_prefix(
+        self, ids: list[int], most: int = sys.maxsize, is_conversation: bool = False
+    ) -> StoredPrefix | None:
         self.asked.append((len(ids), most, is_conversation))
         found = self.found.get((len(ids), is_conversation))
         return found if found and len(found.ids) <= most else None
@@ -272,7 +274,7 @@ def test_a_closed_sequence_is_not_kept():
 def test_no_turn_ends_behind_what_is_held():
     engine = engine_of()
     sequences, sequence = PrefixCache(engine), engine.sequence()
-    assert sequences._ended(sequence) == []
+    assert sequences._turn_ends(sequence) == []
     sequence.append([2] * 12)
     sequences._turns[sequence] = [TurnBoundary(3, 5), TurnBoundary(6, 20), TurnBoundary(9)]
-    assert sequences._ended(sequence) == [TurnBoundary(3, 5), TurnBoundary(6, 12), TurnBoundary(9, 12)]
+    assert sequences._turn_ends(sequence) == [TurnBoundary(3, 5), TurnBoundary(6, 12), TurnBoundary(9, 12)]

@@ -360,7 +360,7 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int):
     length, context = len(prompt), 2 * CHUNK
     engine, asked = Paged(row, context), request(prompt, max_tokens=4, seed=1, speculate="off")
 
-    def stored(ids: list[int], most: int) -> StoredPrefix | None:
+    def find_prefix(ids: list[int], most: int) -> StoredPrefix | None:
         heard.append(([*ids], most))
         return StoredPrefix(ids[:held], (), held == length, False) if held else None
 
@@ -370,7 +370,7 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int):
             sequence.add(stored.ids[place : place + CHUNK])
         return CachedPrefix(sequence, np.array([row(tuple(prompt))]) if stored.has_logits else None)
 
-    store: Any = SimpleNamespace(stored=stored, load=load)
+    store: Any = SimpleNamespace(find_prefix=find_prefix, load=load)
     with closing(Scheduler(engine, Letters(), [asked], cache=live_cache(engine, store=store))) as batch:
         assert [some for some in batch if some] == [[asked]]
     assert (heard, asked.cached) == ([(prompt, sys.maxsize)], held)
