@@ -1,6 +1,7 @@
 """Every block format against the `gguf` package, bit for bit, and what the compiled code may depend on."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -133,7 +134,8 @@ def test_machine_code_stands_alone():
     In a process of its own: what Python has called before in this one was compiled with Numba's runtime.
     """
     program = f"import json; from {__name__} import *; print(json.dumps(undefined_symbols_by_format()))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+    found = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}  # where its helpers are
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=found, capture_output=True, check=True)
     assert json.loads(done.stdout) == {name: [] for name in UNPACK}
 
 
