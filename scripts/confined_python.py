@@ -38,7 +38,7 @@ OTHER_CALLS = 0x40000000  # x32's numbers begin here
 
 
 class Outcome(NamedTuple):
-    """How a program ended. passed: with exit code 0. reason: else what it said last, or what stopped it."""
+    """The outcome of a program. passed: with exit code 0. reason: else what it said last, or what stopped it."""
 
     passed: bool
     reason: str

@@ -27,7 +27,7 @@ def say(line: str) -> None:
 
 
 def is_suitable(python: Path) -> bool:
-    """Whether there is a Python, new enough."""
+    """Return whether this is a Python that is new enough."""
     check = f"import sys; sys.exit(sys.version_info < {LEAST})"
     return python.exists() and subprocess.run([python, "-c", check], capture_output=True).returncode == 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a JSON schema costs a model's answers.
+"""Measure what a JSON schema costs a model's answers.
 
     python scripts/measure_json.py MODEL [--peer-python PEER/bin/python]
 

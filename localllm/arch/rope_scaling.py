@@ -11,7 +11,7 @@ KINDS = ("none", "linear", "yarn")
 
 @frozen
 class RopeScaling:
-    """What replaces the file's rope.* metadata, by llama.cpp's rules; None: as the file says.
+    """Values that replace the file's rope.* metadata, by llama.cpp's rules; None keeps the file's.
 
     Attributes:
         kind: none, linear or yarn.

@@ -44,7 +44,7 @@ EVERY_TOKEN = 1 << 40
 
 @frozen
 class Scores:
-    """How queries and keys make scores: query heads in equal groups share key-value heads.
+    """Computation of scores from queries and keys: query heads in equal groups share key-value heads.
 
     A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
     (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025). Tokens also see

@@ -264,7 +264,7 @@ SHELL_TOOLS = {
     },
 }
 
-# What options that take a number may have been meant to be, by command and option.
+# The option that was probably meant where another program's takes a number, by command and option.
 MEANT_BY_TEXT = {
     "run -s": "-s is the seed, -sys TEXT a system message",
     "run -t": "-t is the number of threads, --template NAME a named prompt",

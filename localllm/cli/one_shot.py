@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """What a question brought.
+    """The result of a question.
 
     Attributes:
         answers: the likeliest first.  messages: calls of tools, their results and the answer; empty without tools.

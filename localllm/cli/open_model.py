@@ -1,4 +1,4 @@
-"""How commands open a model, and what they tell meanwhile: progress and warnings, on stderr."""
+"""Open a model for a command, with progress and warnings on stderr."""
 
 import sys
 from collections.abc import Callable, Iterable

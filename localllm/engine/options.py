@@ -20,7 +20,7 @@ DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
 
 @frozen
 class EngineOptions:
-    """How to run a model.
+    """Options for running a model.
 
     Attributes:
         threads: compute threads; None: the available physical cores.

@@ -13,7 +13,7 @@ from localllm.errors import LocalllmError, UsageError
 
 
 class Reader(Protocol):
-    """What a sequence needs of its engine.
+    """The part of an engine that a sequence uses.
 
     Attributes:
         context: the most tokens of a sequence.  vocab_size: length of a row of logits.

@@ -17,10 +17,10 @@ from localllm.system.files import variable_of
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
-# Of a file's name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ... between marks that are no letters or digits.
 NO_MODELS = "mmproj", "imatrix"  # in the name of a file that is about a model, or sees for it
 DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the name of a file that guesses for another one
 WEIGHTED = "I1-"  # before a quantization: made with an importance matrix, in the names of some who publish models
+# Of a file's name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ... between marks that are no letters or digits.
 QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?I?Q[0-9](?:_[A-Z0-9]+)+|TQ[0-9]_[0-9]|B?F16|F32|FP16|FP32|MXFP4(?:_MOE)?|NVFP4)"
     r"(?![A-Za-z0-9])",
@@ -52,7 +52,7 @@ class ModelFile:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What the quantization may be called: Q4_K_M also I1-Q4_K_M if the file's name says so, as on the hub."""
+        """All names of the quantization: Q4_K_M, and I1-Q4_K_M if the file's name says so, as on the hub."""
         kind = self.quantization
         is_weighted = kind and f"{WEIGHTED}{kind}" in self.name.upper().replace("FP", "F")
         return (kind, f"{WEIGHTED}{kind}") if is_weighted else (kind,)

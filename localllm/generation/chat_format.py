@@ -26,7 +26,7 @@ MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, behind the content and
 
 
 class ChatFormat:
-    """How conversations are written.
+    """The text form of conversations.
 
     Attributes:
         template: that writes them.

@@ -1,4 +1,4 @@
-"""How long an answer may be, how its tokens are chosen, and what it must look like."""
+"""Options of an answer: its length, the choice of its tokens, and its form."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ SPECULATE = ("auto", "mtp", "ngram", "off")
 
 @frozen
 class GenerationOptions:
-    """How long an answer may be and how its tokens are chosen."""
+    """Limits of an answer and the choice of its tokens."""
 
     max_tokens: int | None = None  # None: until the model ends or the context is full
     stop: Sequence[str] = ()  # strings that end a free answer and are not part of it; a constraint has its own end

@@ -45,7 +45,7 @@ HEADERS = {
 
 @frozen
 class Rules:
-    """Who may use the server.
+    """Access rules of the server.
 
     Attributes:
         hosts: further Host headers to accept.  origins: other sites whose pages may send requests.

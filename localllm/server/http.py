@@ -23,7 +23,7 @@ JSON = "application/json"
 
 @frozen
 class Limits:
-    """What one client may use.
+    """Limits for one client.
 
     Attributes:
         body: bytes of a request.  depth: nesting of its JSON.  seconds: to receive a body, and to send one chunk.

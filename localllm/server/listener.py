@@ -31,7 +31,7 @@ logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its trac
 
 @frozen
 class Ending:
-    """How a server shuts down.
+    """The shutdown of a server.
 
     Attributes:
         grace: seconds for responses to end after the signal.

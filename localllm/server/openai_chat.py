@@ -123,20 +123,17 @@ async def complete_response(
     query: GenerateRequest,
     kind: tuple[str, str],
     format_choice: Callable[[Choice], dict[str, Any]],
-    keep_open: bool = False,
 ) -> dict[str, Any]:
     """Collect the complete response.
 
-    kind: prefix of its id, and its object type.  format_choice: returns an item of `choices`.  keep_open: whether the
-    caller closes the stream.
+    kind: prefix of its id, and its object type.  format_choice: returns an item of `choices`.
     """
     choices = [Choice() for _ in range(query.n * len(query.prompts))]
     try:
         async for number, token_event in stream.events():
             choices[number].take(token_event)
     finally:
-        if not keep_open:
-            await stream.close()
+        await stream.close()
     return {
         **response_head(stream, *kind),
         "choices": [{"index": index, **format_choice(choice)} for index, choice in enumerate(choices)],

@@ -50,14 +50,10 @@ async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: boo
         logprobs = format_logprobs(choice.logprobs, stream, query)
         return {"text": "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish_reason or "length"}
 
-    try:
-        response = await complete_response(stream, query, TEXT, format_choice, keep_open=has_echo)
-        if has_echo:
-            prompts = await echo_prompts(stream, query.top_logprobs)
-            for choice in response["choices"]:
-                add_prompt(choice, prompts[choice["index"] // query.n], stream, query)
-    finally:
-        await stream.close()
+    prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
+    response = await complete_response(stream, query, TEXT, format_choice)
+    for choice in response["choices"] if has_echo else ():
+        add_prompt(choice, prompts[choice["index"] // query.n], stream, query)
     return response
 
 

@@ -143,14 +143,14 @@ def parse_constraint(body: Body) -> "Constraint | None":
 
 
 class JsonOptions(TypedDict):
-    """How JSON is generated, in responses and in arguments."""
+    """Options for JSON, in responses and in arguments."""
 
     json_whitespace: bool
     additional_properties: bool
 
 
 class CallOptions(JsonOptions):
-    """How tool calls are generated."""
+    """Options for tool calls."""
 
     json_calls: bool
 

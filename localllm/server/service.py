@@ -1,4 +1,4 @@
-"""What all interfaces share: a request to a model by name, and the stream of its events."""
+"""Shared by all interfaces: a request to a model by name, and the stream of its events."""
 
 import asyncio
 from bisect import bisect_left

@@ -29,7 +29,7 @@ KEY = 16  # bytes that stand for a text
 
 @frozen
 class EmbedJob:
-    """Which model to use, and how to embed."""
+    """A model and the options for embedding with it."""
 
     path: str
     options: EmbedOptions

@@ -106,7 +106,7 @@ def snapshots(folder: Path) -> list[Path]:
 
 def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf) -> Iterator[FoundModel]:
     """Yield the whole models of a folder."""
-    models = [each for each in model_files(name for name in list_files(folder) if (folder / name).is_file())]
+    models = model_files(name for name in list_files(folder) if (folder / name).is_file())
     for model in models:
         if model.is_whole:
             name = name_of(repository, model, [other.quantization for other in models])

@@ -24,7 +24,7 @@ CHUNK = 1 << 20  # weights that are looked at together
 
 @frozen
 class Validity:
-    """What was found out about a file.
+    """The findings about a file.
 
     Attributes:
         hyperparameters: None if localllm cannot read them, or if it is no model.  vision: of a projector.

@@ -1,4 +1,4 @@
-"""What scripts/fuzz/fuzz.py makes, and who reads it: wrong model files of many kinds, templates, and files of our own.
+"""The inputs of scripts/fuzz/fuzz.py and their readers: wrong models of many kinds, templates, and files of our own.
 
 Each maker draws a wrong file from random numbers and writes it; each reader does with it what a command would, and
 lets errors through.
@@ -172,7 +172,7 @@ def damaged(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 class Places(HeaderReader):
-    """Where the numbers of a header are: (first byte, how many)."""
+    """Return the places of the numbers of a header: (first byte, how many)."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What several prompts at once cost llama.cpp.
+"""Measure what several prompts at once cost llama.cpp.
 
     PEER/bin/python scripts/measure/batch_llama_cpp.py MODEL
 

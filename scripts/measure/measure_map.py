@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What many prompts cost at once.
+"""Measure what many prompts cost at once.
 
     python scripts/measure/measure_map.py MODEL
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What several sequences cost.
+"""Measure what several sequences cost.
 
     python scripts/measure/measure_sequences.py MODEL
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the server costs beside `map`.
+"""Measure what the server costs beside `map`.
 
     python scripts/measure/measure_serve.py MODEL
 

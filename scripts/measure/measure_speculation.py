@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What speculation brings.
+"""Measure what speculation brings.
 
     python scripts/measure/measure_speculation.py MODEL [--draft DRAFT]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What guesses from texts could bring.
+"""Simulate what guesses from texts could bring.
 
     python scripts/measure/simulate_speculation.py MODEL [--tokens 256]
 

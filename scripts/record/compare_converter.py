@@ -53,7 +53,7 @@ SAMPLING = {
     "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
     "eos_token_id": [2, 1],
 }  # fmt: skip
-# What only localllm writes: readers would otherwise have to guess it from the vocabulary's name, or by tokens' texts.
+# Keys that only localllm writes: without them, readers guess from the vocabulary's name or the tokens' texts.
 OURS = ("add_bos_token", "add_space_prefix", "eot_token_id", "unknown_token_id")
 # Its converter knows vocabularies by a hash of what they make of a text, and the tests' is none of them.
 CONVERT = """

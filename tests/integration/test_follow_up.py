@@ -70,7 +70,7 @@ def test_without_a_block_all_is_printed_with_a_note(cli, more: list[str]):
     )
 
 
-def test_a_block_that_is_cut_off_is_told(cli):
+def test_extract_reports_a_block_that_is_cut_off(cli):
     code, out, err = cli("run", "-p", "Hi", "-x", "-n", 12, *grammar("```sh\n" + "ls -l\n" * 40 + "```\n"))
     assert code == 7 and out.startswith("ls -l\n") and "the code block is cut off" in err
     assert "cut off, for" not in cli("run", "-p", "Hi", "-x", *grammar(SAID))[2]

@@ -1,4 +1,4 @@
-"""What people try who know llm, mods, aichat, fabric, files-to-prompt, grep and jq, and have not read the docs."""
+"""Command lines by the habits of llm, mods, aichat, fabric, files-to-prompt, grep and jq."""
 
 import json
 from pathlib import Path

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from project import ROOT, complaints
 from tiny_model import write_tiny_model
 
 import localllm
@@ -123,7 +123,8 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     )
     assert done.returncode == 0, done.stderr
     notes = NOTES.get(title, b"")
-    assert re.fullmatch(notes, done.stderr) or (is_real and not done.stderr), done.stderr
+    said = complaints(done.stderr).encode()
+    assert re.fullmatch(notes, said) or (is_real and not said), said
     for name in ANSWERS[title]:
         assert (folder / name).read_bytes().strip(), f"{name} is empty"
     if title == "See it and keep it":
@@ -168,7 +169,7 @@ RIGHT = {  # what the answer of a real model has: of the file, or of stdout wher
     "A table": {"summaries.csv": "Emma,Austen,.*(novel|Emma|Austen)"},
     "Fields of texts as columns": {"facts.csv": "France,Europe,true\nPeru,America,true"},
     "Sort rows into classes": {"novels.csv": r"Emma,Austen,yes,0\.|Emma,Austen,yes,1"},
-    "JSON from another program": {"writers.txt": "Austen(.|\n)*Herbert"},
+    "JSON from another program": {"writers.txt": "Austen(.|\n)*Dune"},
     "Lines as they come": {"alarms.txt": "yes\nno"},
     "Facts as JSON": {"mood.txt": "good"},
     "Find the passage": {"passage.txt": "sea was calm"},

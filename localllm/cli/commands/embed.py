@@ -113,14 +113,14 @@ def embed(
 ) -> None:
     """Compute embedding vectors of texts, or search texts by meaning.
 
-    INPUT has one record per line: a text, or a JSON object with a field "text"; or it is itself a text, in quotes, with
-    a blank in it. Without INPUT, records are read from
-    stdin. The output has one vector per record: a line {"id", "embedding"}, a row of a NumPy file, or plain numbers.
+    INPUT has one record per line: a text, or a JSON object with a field "text". A text of several words, in quotes, is
+    also an INPUT. Without INPUT, records are read from stdin. The output has one vector per record: a line {"id",
+    "embedding"}, a row of a NumPy file, or plain numbers.
     With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; of
     files it prints passages, each after its place. It adds the prompts that the model has for queries and documents,
     and keeps vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds images:
-    files after --image, or the field "image" of a record; To resume an interrupted
-    command, run it again with the same -o FILE.jsonl.
+    files after --image, or the field "image" of a record. To resume an interrupted command, run it again with the same
+    -o FILE.jsonl.
 
     Examples:
       localllm embed minilm.gguf sentences.txt -o vectors.npy

@@ -49,7 +49,7 @@ def list(
         facts |= {"known": [vars(model) for model in known]} if all else {}
         write(json.dumps(facts | ({"found": [model.facts() for model in others]} if found else {})) + "\n")
         return
-    tables = [text for text in (on_disk(here), table_of_found(others), table_of_available(known)) if text]
+    tables = [text for text in (on_disk(here), format_found_models(others), format_known_models(known)) if text]
     write("\n".join(tables))
     if not (here or all or others):
         dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
@@ -77,7 +77,7 @@ def models_elsewhere() -> "Sequence[FoundModel]":
     return find_models(shortest_name)
 
 
-def table_of_found(models: "Sequence[FoundModel]") -> str:
+def format_found_models(models: "Sequence[FoundModel]") -> str:
     """Build a table of the models of other programs, "" if there are none."""
     rows = [
         (one_line(model.name), size(model.size), model.quantization, model.program, one_line(str(model.path)))
@@ -87,7 +87,7 @@ def table_of_found(models: "Sequence[FoundModel]") -> str:
     return lines(columns(header, rows, "<><<<", terminal_width())) if rows else ""
 
 
-def table_of_available(models: "Sequence[Known]") -> str:
+def format_known_models(models: "Sequence[Known]") -> str:
     """Build a table of the models that can be pulled."""
     rows = [
         (

@@ -1,4 +1,4 @@
-"""How far a long job is and when it will be done."""
+"""Progress of a long job and the time that is left."""
 
 from time import perf_counter
 

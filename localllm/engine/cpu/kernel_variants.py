@@ -16,7 +16,7 @@ FIRST_RUNS = (32, 1, 128), (1, 1, 128)
 
 
 class VariantProduct(NamedTuple):
-    """What determines the variants of a product."""
+    """The properties of a product that select its kernel variants."""
 
     format: str
     few: int  # see `few_tokens`

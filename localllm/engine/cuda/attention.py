@@ -20,7 +20,7 @@ MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of th
 
 @frozen
 class FewTokenAttention:
-    """How localllm.kernels.cuda.attention.attend_few handles heads of these dimensions."""
+    """The layout by which localllm.kernels.cuda.attention.attend_few handles heads of these dimensions."""
 
     key_dim: int
     value_dim: int

@@ -96,7 +96,7 @@ class Arena:
 
 
 class GpuContext(NamedTuple):
-    """What programs of all sizes share; arena: memory for buffers."""
+    """State shared by programs of all sizes; arena: memory for buffers."""
 
     card: Card
     operations: list[Operation]

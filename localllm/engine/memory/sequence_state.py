@@ -120,7 +120,7 @@ class PrefixChunk(NamedTuple):
 
 
 class StoredPrefix(NamedTuple):
-    """What files hold of a prompt's or conversation's first tokens.
+    """The stored state of a prompt's or conversation's first tokens.
 
     Attributes:
         has_logits: whether they include the logits after the last token: they are the whole prompt.

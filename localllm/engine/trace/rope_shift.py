@@ -25,7 +25,7 @@ from localllm.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class RopeShift:
-    """How the keys of a layer rotate with their position.
+    """Rotation of a layer's keys by their position.
 
     frequencies: radians, float64 [pairs]; a pair is numbers k * step and k * step + apart of a head.
     """

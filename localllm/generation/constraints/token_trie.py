@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TokenTrie:
-    """What tokens begin with. Nodes are numbered by their depth, 0 is the empty text.
+    """A trie of the beginnings of tokens. Nodes are numbered by their depth, 0 is the empty text.
 
     Attributes:
         texts: of each token, b"" for those that are no text.  is_token: bool [tokens], those that can be part of an

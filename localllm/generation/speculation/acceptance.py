@@ -137,7 +137,7 @@ def smooth(before: float | None, seconds: float) -> float:
 
 
 class AcceptanceHistory:
-    """How often guesses were right lately.
+    """The recent acceptance rate of drafts.
 
     Attributes:
         chances: by trust, that a guess is right if those before it are.

@@ -217,7 +217,7 @@ class ToolCallParser:
 
 
 class JsonScan:
-    """Where an object ends.
+    """A search for the end of an object.
 
     Attributes:
         ended: whether its last bracket was there.

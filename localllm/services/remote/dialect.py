@@ -23,7 +23,7 @@ UNLIMITED = 2**31 - 1
 
 @frozen
 class Dialect:
-    """What one server program supports.
+    """The features that one server program supports.
 
     Attributes:
         sampling: its names of options.  grammar, regex: its fields for them, "" if it has none.

@@ -1,4 +1,4 @@
-"""What an editable installation puts on Python's path: localllm alone, not the folders that stand beside it."""
+"""Put localllm alone on Python's path, for an editable installation, not the folders that stand beside it."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

@@ -269,14 +269,14 @@ def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal,
 def test_models_that_are_there_and_known():
     whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"))
     part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
-    assert list_command.on_disk([]) == list_command.table_of_available([]) == ""
+    assert list_command.on_disk([]) == list_command.format_known_models([]) == ""
     assert [line.split() for line in list_command.on_disk([whole, part]).splitlines()] == [
         ["name", "size", "format", "path"],
         ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
         ["b", "30", "B", "incomplete", "/m/b.gguf"],
     ]
     known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
-    assert list_command.table_of_available([known]).splitlines()[1].split() == [
+    assert list_command.format_known_models([known]).splitlines()[1].split() == [
         "c",
         "700.0",
         "MB",
