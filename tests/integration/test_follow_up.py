@@ -57,7 +57,8 @@ def test_only_the_code_is_printed(cli, option: str, code: str | None):
 
 
 def test_an_answer_ends_behind_its_first_block(cli, state: Path):
-    assert cli("run", "-p", "Hi", "-x", *grammar(SAID))[0] == 0
+    """Before the model's next step: without drafts, that is the next token."""
+    assert cli("run", "-p", "Hi", "-x", "--speculate", "off", *grammar(SAID))[0] == 0
     last = json.loads((state / "last-answer.jsonl").read_text().splitlines()[-1])
     assert last["content"].startswith("Sure:\n```sh\n") and "find" not in last["content"]
 
