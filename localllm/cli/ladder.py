@@ -76,13 +76,15 @@ def together(
     end_on_bus_error(plan.source.path)
     try:
         with progress_of(plan.weights, line) as on_progress:
-            ladder = Ladder(rungs, inputs, how.threads or usable_cores(), on_progress)
+            ladder = Ladder(rungs, inputs, how.threads or usable_cores(), on_progress, requests[0].strict)
             if not is_named and not ladder.resumes:
                 require_absent([path for rung in rungs for path in rung.paths])
             ladder.check()
-            return ladder.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
+            results = ladder.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
     finally:
         line.clear()
+    opening.warn(ladder.warnings)
+    return results
 
 
 def one_by_one(

@@ -5,32 +5,32 @@ from time to time, so that a killed command can resume; the files get their name
 """
 
 import hashlib
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.writer import alignment_of, build_header
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import ExclusiveWriter
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
 from localllm.quant.recipes import Recipe
+from localllm.quantizing.clamped_weights import ClampedWeights
+from localllm.quantizing.ladder_files import STATE, PartFile, State, Written
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
 from localllm.quantizing.quantize import default_output, find_type, mean_squares, with_path
 from localllm.quantizing.rewrite import check_files
 from localllm.quantizing.source_guard import SourceGuard
 from localllm.services.finite_check import dequantize_finite
-from localllm.system.files import open_own, replace, sync
 
 TYPES = (
     "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M",
@@ -38,7 +38,6 @@ TYPES = (
 )  # fmt: skip
 WITH_IMPORTANCE = ("IQ3_XS", "IQ3_XXS", "IQ2_M")  # types that --ladder adds where importance is measured
 NAME = "{type}"  # stands for the type in an output's name
-PART, STATE = ".part", ".ladder"  # what is added to names
 SAVE_EVERY = 5  # seconds
 VERSION = 1  # of the procedure; part of the key of resumable work
 
@@ -50,14 +49,6 @@ class Rung:
     recipe: Recipe
     plan: QuantizePlan
     paths: Sequence[str]
-
-
-class Written(NamedTuple):
-    """A finished file."""
-
-    path: str
-    nbytes: int
-    sha256: str
 
 
 @frozen
@@ -100,128 +91,21 @@ def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = Fal
     raise UsageError(f"{out}: expected a folder, or a name with {NAME} in it, for several types")
 
 
-class PartFile:
-    """A file that grows under another name, and gets its own when it is complete."""
-
-    def __init__(self, target: str, header: bytes, tensors: Sequence[TensorJob], alignment: int):
-        self.target, self.path, self._header, self._alignment = target, target + PART, header, alignment
-        self._sizes = {job.tensor.name: job.output.nbytes for job in tensors}
-        self.nbytes = len(header) + sum(map(self._padded, self._sizes.values()))
-        self._digest, self._descriptor, self._position, self.is_named = hashlib.sha256(), -1, 0, False
-
-    def _padded(self, nbytes: int) -> int:
-        return -(-nbytes // self._alignment) * self._alignment
-
-    def length(self, names: Sequence[str]) -> int:
-        """Return the length with the header and these tensors."""
-        return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
-
-    def open(self, kept: int) -> None:
-        """Open the file with the first `kept` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
-        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run was that far
-        try:
-            path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
-            self._descriptor = open_own(path, flags)
-            if not self.is_named:
-                os.ftruncate(self._descriptor, kept)
-            while self._position < kept:
-                data = os.read(self._descriptor, min(kept - self._position, 1 << 24))
-                self._digest.update(data)
-                self._position += len(data)
-        except OSError as error:
-            raise self._failure(error) from None
-        if not kept:
-            self.write(self._header)
-
-    def has(self, kept: int) -> bool:
-        """Tell whether an earlier run has left that many bytes."""
-        if kept == self.nbytes and not os.path.lexists(self.path):
-            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
-        try:
-            return os.stat(self.path, follow_symlinks=False).st_size >= kept
-        except OSError:
-            return False
-
-    def write(self, data: Any) -> None:
-        """Append the bytes of a buffer. Raises LocalllmError."""
-        rest = memoryview(data).cast("B")
-        self._digest.update(rest)
-        try:
-            while rest.nbytes:
-                written = os.write(self._descriptor, rest)
-                self._position += written
-                rest = rest[written:]
-        except OSError as error:
-            raise self._failure(error) from None
-
-    def pad(self) -> None:
-        """End a tensor."""
-        self.write(bytes(self._padded(self._position) - self._position))
-
-    def sync(self) -> None:
-        """Wait until all bytes are on the disk."""
-        if self.is_named:
-            return
-        try:
-            sync(self._descriptor)
-        except OSError as error:
-            raise self._failure(error) from None
-
-    def finish(self) -> Written:
-        """Give the complete file its name."""
-        try:
-            if not self.is_named:
-                replace(self.path, self.target)
-        except OSError as error:
-            raise self._failure(error) from None
-        return Written(self.target, self.nbytes, self._digest.hexdigest())
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def discard(self) -> None:
-        """Close the file and remove it."""
-        self.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def _failure(self, error: OSError) -> LocalllmError:
-        return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
-
-
-class State:
-    """Keep on disk how many tensors the files have."""
-
-    def __init__(self, path: str, key: str):
-        self.path, self._key = path, key
-        self.done, self.seconds = 0, dict[str, float]()
-        try:
-            with open(path, "rb") as file:
-                said = json.loads(file.read(1 << 20))
-            if said["key"] == key:
-                self.done, self.seconds = int(said["done"]), {name: float(n) for name, n in said["seconds"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            pass
-
-    def save(self) -> None:
-        """Store it. Raises LocalllmError."""
-        with SafeFile(self.path) as file:
-            file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
-
-    def remove(self) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-
 class Ladder:
     """Files of several types that are made together."""
 
-    def __init__(self, rungs: Sequence[Rung], inputs: Sequence[str], threads: int, on_progress: OnProgress):
-        """Find where the files are. Raises UsageError for two of one name."""
+    def __init__(
+        self,
+        rungs: Sequence[Rung],
+        inputs: Sequence[str],
+        threads: int,
+        on_progress: OnProgress,
+        is_strict: bool = False,
+    ):
+        """Find where the files are; is_strict: clamped weights are an error. Raises UsageError for two of one name."""
         self._rungs, self._threads, self._on_progress = rungs, threads, on_progress
         self._source = rungs[0].plan.source
+        self._clamped = ClampedWeights(is_strict)
         paths = [path for rung in rungs for path in rung.paths]
         if len({*paths}) < len(paths):
             raise UsageError("two types would go to the same file")
@@ -238,6 +122,11 @@ class Ladder:
         """Return whether an earlier run left its files."""
         names = self._names[: self._state.done]
         return self._state.done > 0 and all(file.has(file.length(names)) for group in self._files for file in group)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was odd about the weights, after `run`."""
+        return self._clamped.lines()
 
     def check(self) -> None:
         """Check where the files go. Raises UsageError if they must not be written, LocalllmError for a full disk."""
@@ -346,7 +235,7 @@ class Ladder:
             jobs = {rung[number].format.name: rung[number] for rung in self._jobs}
             importance = importance_for([*jobs.values()], widener)
             for first, last in next(iter(jobs.values())).ranges():
-                yield partial(encode_rows, widener, jobs, importance, first, last)
+                yield partial(encode_rows, widener, jobs, importance, self._clamped, first, last)
 
 
 def places_of(files: Sequence[PartFile], rung: Rung) -> dict[str, PartFile]:
@@ -373,7 +262,12 @@ class Encoded(NamedTuple):
 
 
 def encode_rows(
-    widener: Widener, jobs: Mapping[str, TensorJob], importance: np.ndarray | None, first: int, last: int
+    widener: Widener,
+    jobs: Mapping[str, TensorJob],
+    importance: np.ndarray | None,
+    clamped: ClampedWeights,
+    first: int,
+    last: int,
 ) -> Encoded:
     """Encode rows of a tensor in all its formats. Raises ModelError for a weight that is not finite."""
     tensor = next(iter(jobs.values())).tensor
@@ -387,6 +281,7 @@ def encode_rows(
         else:
             assert weights is not None
             rows[name] = encode(name, weights, weight if job.format.block > 1 else None)
+            clamped.check(tensor.name, job.format, weights, rows[name])
         seconds[name] = perf_counter() - start
     return Encoded(rows, seconds)
 

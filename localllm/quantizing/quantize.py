@@ -32,6 +32,7 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import problems
 from localllm.quant.recipes import RECIPES, Recipe, find_recipe
+from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
 from localllm.quantizing.plan import COPY, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.pruned_source import PrunedSource, parse_layers
@@ -204,15 +205,16 @@ def run(
     with ExitStack() as stack:
         for target in targets:
             stack.enter_context(ExclusiveWriter(target))
+        clamped = ClampedWeights(request.strict)
         try:
             if request.texts is None:
-                trouble = write(plan, targets, threads, on_progress, compiling)
+                trouble = write(plan, targets, threads, on_progress, compiling, clamped)
             else:
-                trouble = write_calibrated(plan, targets, request, threads, on_progress, compiling)
+                trouble = write_calibrated(plan, targets, request, threads, on_progress, compiling, clamped)
         except ModelError as error:
             raise with_path(error, plan.source.path) from None
-    if warnings is not None and trouble:
-        warnings.append(trouble)
+    if warnings is not None:
+        warnings += [*clamped.lines(), *([trouble] if trouble else [])]
     return targets
 
 
@@ -223,6 +225,7 @@ def write_calibrated(
     threads: int,
     on_progress: OnProgress,
     compiling: Progress | None,
+    clamped: ClampedWeights,
 ) -> str | None:
     """Calibrate on the request's texts, then write as `write` does."""
     from localllm.quantizing.calibrate import SUFFIX, Calibration
@@ -233,7 +236,7 @@ def write_calibrated(
         source = fold_scales(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
         plan = calibration.with_metadata(make_plan(source, request))
         calibration.for_plan(plan).run(done, widener_of(plan, compiling), threads, on_progress)
-        trouble = write(plan, targets, threads, on_progress, compiling, done)
+        trouble = write(plan, targets, threads, on_progress, compiling, clamped, done)
     done.remove()
     return trouble
 
@@ -255,17 +258,18 @@ def write(
     threads: int,
     on_progress: OnProgress,
     compiling: Progress | None,
+    clamped: ClampedWeights,
     done: ArrayLog | None = None,
 ) -> str | None:
     """Encode and write all files; returns why compiled code could not be cached, if so.
 
-    done: has the tensors that are encoded already.
+    clamped: gets the tensors with weights too large for their format.  done: has the tensors that are encoded already.
     """
     if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
         raise MemoryLimitError("not enough memory to compile the quantization kernels")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
-        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, done))
+        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, clamped, done))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
@@ -278,9 +282,17 @@ def write(
 class SearchAhead:
     """Encodes chunks ahead of the writer, on several threads, across tensors."""
 
-    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: ArrayLog | None = None):
+    def __init__(
+        self,
+        jobs: Sequence[TensorJob],
+        widener: Widener,
+        threads: int,
+        clamped: ClampedWeights,
+        known: ArrayLog | None = None,
+    ):
         """Start the threads; known: has the tensors that are encoded already."""
         self._known: Container[str] = known or ()
+        self._clamped = clamped
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
         self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
@@ -293,7 +305,7 @@ class SearchAhead:
             return (partial(read_stored_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
-        return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
+        return (partial(new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
 
     def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
         """Yield the bytes of a tensor; to be called for all tensors in order."""
@@ -317,7 +329,14 @@ def read_stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> 
     return known.read(job.tensor.name, first * width, last * width)
 
 
-def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
+def new_rows(
+    widener: Widener,
+    job: TensorJob,
+    importance: np.ndarray | None,
+    clamped: ClampedWeights,
+    first: int,
+    last: int,
+) -> np.ndarray:
     """Encode rows of the new tensor, uint8; importance: float32 [matrices, columns].
 
     Raises ModelError for a weight that is not finite.
@@ -328,7 +347,9 @@ def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, fi
     weights = dequantize_finite(widener, tensor, first, last)
     if job.is_copied:
         return tensor.rows(first, last)
-    return encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
+    rows = encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
+    clamped.check(tensor.name, job.format, weights, rows)
+    return rows
 
 
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:

@@ -64,7 +64,10 @@ def quantize(
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Fail if a tensor needs a fallback format, or if an option matches no tensor."),
+        typer.Option(
+            "--strict",
+            help="Fail for a fallback format, weights too large for their format, or an option that matches no tensor.",
+        ),
     ] = False,
     force: Annotated[
         bool,

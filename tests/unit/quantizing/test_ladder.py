@@ -19,7 +19,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
 from localllm.kernels.dequantize_rows import Widener
-from localllm.quantizing import ladder
+from localllm.quantizing import ladder, ladder_files
 from localllm.quantizing.ladder import TYPES, WITH_IMPORTANCE, Ladder, Rung, output_for, parse_types
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source
@@ -223,8 +223,8 @@ def test_another_ladder_begins_anew(model: Path, tmp_path: Path, monkeypatch):
 
 def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
     """All bytes are there, and one of two files has its name."""
-    kept = ladder.replace
-    monkeypatch.setattr(ladder, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
+    kept = ladder_files.replace
+    monkeypatch.setattr(ladder_files, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
 
     def stop() -> None:
         raise StopError
@@ -233,7 +233,7 @@ def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
     widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
     with pytest.raises(StopError):
         Ladder(made_of, [], 1, lambda done, name: None).run(widener)
-    monkeypatch.setattr(ladder, "replace", kept)
+    monkeypatch.setattr(ladder_files, "replace", kept)
     again = Ladder(rungs(model, tmp_path), [], 1, lambda done, name: None)
     again.check()
     results = again.run(widener)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -280,7 +281,7 @@ def test_files_are_written_by_one_process(steps: list[Any], monkeypatch: pytest.
     """What the user should see comes back, if somebody looks."""
     request, lines = QuantizeRequest(COPY), list[str]() if wanted else None
     assert quantize.run(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
-    wrote = ("write", PLAN, ["a", "b"], 3, print, repr)
+    wrote = ("write", PLAN, ["a", "b"], 3, print, repr, ANY)
     assert steps == [(PLAN, "out", request), "+a", "+b", wrote, "-b", "-a"]
     assert lines == (["the disk is odd"] if wanted else None)
     steps.clear()
@@ -348,6 +349,6 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     assert heard == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
     assert steps[3:-2] == [
         ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),
-        ("run", plan, done, f"widener of {plan}", 3, hears), ("write", plan, ["a", "b"], 3, hears, repr, done),
+        ("run", plan, done, f"widener of {plan}", 3, hears), ("write", plan, ["a", "b"], 3, hears, repr, ANY, done),
         f"-{done}", *[f"removed {done}"] * (not fails),
     ]  # fmt: skip

@@ -44,6 +44,7 @@ from localllm.quant.recipes import RECIPES, Options
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import quantize as service
 from localllm.quantizing import scale_folding as folding
+from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import default_output, open_source, parse_override, run
@@ -287,10 +288,10 @@ def test_how_far_ahead_is_searched(model: Path, monkeypatch):
         type(jobs[0].tensor), "release_rows", lambda tensor, *rows: forgotten.append((tensor.name, *rows))
     )
     monkeypatch.setattr(
-        service, "new_rows", lambda widener, job, importance, first, last: (job.tensor.name, first, last)
+        service, "new_rows", lambda widener, job, importance, clamped, first, last: (job.tensor.name, first, last)
     )
     expected = [(job.tensor.name, *rows) for job in jobs for rows in job.ranges()]
-    with service.SearchAhead(jobs, None, 3) as pipeline:
+    with service.SearchAhead(jobs, None, 3, ClampedWeights()) as pipeline:
         pool, got = pipeline._executor, []
         assert (pool.told, pool.count) == ((3, "quantize"), 0)
         for job in jobs:

@@ -1,0 +1,55 @@
+"""Notice weights that are too large for their new format: they become its largest number."""
+
+from threading import Lock
+
+import numpy as np
+
+from localllm.errors import ModelError
+from localllm.files.gguf.header import printable
+from localllm.quant.block_codes import dequantize
+from localllm.quant.formats import Format
+
+LARGEST = 65504.0  # of a float16, which the scales of most blocks are, too
+BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # what rounds to infinity
+MOST_LOST = 0.25  # of the largest weight: more than rounding takes from it
+
+
+class ClampedWeights:
+    """The tensors that had such weights; filled by several threads."""
+
+    def __init__(self, is_strict: bool = False):
+        """is_strict: the first one is an error."""
+        self._is_strict, self._lock = is_strict, Lock()
+        self._counts = dict[tuple[str, str], tuple[int, float]]()  # by (tensor, format): how many, the largest
+
+    def check(self, name: str, format: Format, weights: np.ndarray, rows: np.ndarray) -> None:
+        """Compare a tensor's weights, float32 [rows, columns], with their blocks, uint8 [rows, bytes].
+
+        Raises ModelError if one was clamped and that is an error.
+        """
+        largest = max(float(weights.max()), -float(weights.min()))
+        if largest <= LARGEST or not (count := count_clamped(format, weights, rows, largest)):
+            return
+        with self._lock:
+            before, most = self._counts.get((name, format.name), (0, 0.0))
+            self._counts[name, format.name] = before + count, max(most, largest)
+        if self._is_strict:
+            raise ModelError(f"--strict: {self.lines()[0]}")
+
+    def lines(self) -> list[str]:
+        """Describe each tensor in one sentence."""
+        return [
+            f"tensor {printable(name)}: {count} weight{'s are' if count > 1 else ' is'} too large for {format} and "
+            f"became its largest number (the largest is {most:.6g}): use BF16 or F32 for this tensor"
+            for (name, format), (count, most) in sorted(self._counts.items())
+        ]
+
+
+def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest: float) -> int:
+    """Count the weights that are clamped; largest: of their sizes."""
+    if format.name == "F32":
+        return 0
+    if format.name in BEYOND:
+        return int((np.abs(weights) >= BEYOND[format.name]).sum())
+    most = float(np.abs(dequantize(format.name, rows)).max())
+    return int((np.abs(weights) > most).sum()) if most < (1 - MOST_LOST) * largest else 0

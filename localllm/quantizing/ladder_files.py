@@ -1,0 +1,138 @@
+"""Files of a ladder as they grow, and what of them is on the disk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from localllm.errors import LocalllmError
+from localllm.files.safe_file import SafeFile
+from localllm.quantizing.plan import TensorJob
+from localllm.system.files import open_own, replace, sync
+
+PART, STATE = ".part", ".ladder"  # what is added to names
+
+
+class Written(NamedTuple):
+    """A finished file."""
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+class PartFile:
+    """A file that grows under another name, and gets its own when it is complete."""
+
+    def __init__(self, target: str, header: bytes, tensors: Sequence[TensorJob], alignment: int):
+        self.target, self.path, self._header, self._alignment = target, target + PART, header, alignment
+        self._sizes = {job.tensor.name: job.output.nbytes for job in tensors}
+        self.nbytes = len(header) + sum(map(self._padded, self._sizes.values()))
+        self._digest, self._descriptor, self._position, self.is_named = hashlib.sha256(), -1, 0, False
+
+    def _padded(self, nbytes: int) -> int:
+        return -(-nbytes // self._alignment) * self._alignment
+
+    def length(self, names: Sequence[str]) -> int:
+        """Return the length with the header and these tensors."""
+        return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
+
+    def open(self, kept: int) -> None:
+        """Open the file with the first `kept` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
+        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run was that far
+        try:
+            path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
+            self._descriptor = open_own(path, flags)
+            if not self.is_named:
+                os.ftruncate(self._descriptor, kept)
+            while self._position < kept:
+                data = os.read(self._descriptor, min(kept - self._position, 1 << 24))
+                self._digest.update(data)
+                self._position += len(data)
+        except OSError as error:
+            raise self._failure(error) from None
+        if not kept:
+            self.write(self._header)
+
+    def has(self, kept: int) -> bool:
+        """Tell whether an earlier run has left that many bytes."""
+        if kept == self.nbytes and not os.path.lexists(self.path):
+            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
+        try:
+            return os.stat(self.path, follow_symlinks=False).st_size >= kept
+        except OSError:
+            return False
+
+    def write(self, data: Any) -> None:
+        """Append the bytes of a buffer. Raises LocalllmError."""
+        rest = memoryview(data).cast("B")
+        self._digest.update(rest)
+        try:
+            while rest.nbytes:
+                written = os.write(self._descriptor, rest)
+                self._position += written
+                rest = rest[written:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def pad(self) -> None:
+        """End a tensor."""
+        self.write(bytes(self._padded(self._position) - self._position))
+
+    def sync(self) -> None:
+        """Wait until all bytes are on the disk."""
+        if self.is_named:
+            return
+        try:
+            sync(self._descriptor)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def finish(self) -> Written:
+        """Give the complete file its name."""
+        try:
+            if not self.is_named:
+                replace(self.path, self.target)
+        except OSError as error:
+            raise self._failure(error) from None
+        return Written(self.target, self.nbytes, self._digest.hexdigest())
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        self.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _failure(self, error: OSError) -> LocalllmError:
+        return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
+
+
+class State:
+    """Keep on disk how many tensors the files have."""
+
+    def __init__(self, path: str, key: str):
+        self.path, self._key = path, key
+        self.done, self.seconds = 0, dict[str, float]()
+        try:
+            with open(path, "rb") as file:
+                said = json.loads(file.read(1 << 20))
+            if said["key"] == key:
+                self.done, self.seconds = int(said["done"]), {name: float(n) for name, n in said["seconds"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+
+    def save(self) -> None:
+        """Store it. Raises LocalllmError."""
+        with SafeFile(self.path) as file:
+            file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
+
+    def remove(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
