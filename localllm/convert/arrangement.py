@@ -18,11 +18,15 @@ from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.quant.formats import BY_NAME, Format
 
-# Constants that old checkpoints store.
-LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")
+# Constants that old checkpoints store, and scales of an 8-bit KV cache, which no GGUF file has.
+LEFT_OUT = re.compile(
+    r".*\.(inv_freq|cos_cached|sin_cached|masked_bias|attn\.[kv]_scale|self_attn\.[kv]_scale)"
+    r"|(transformer\.)?h\.[0-9]+\.attn\.bias"
+)
 OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
 IN_LAYER = re.compile(r".*?\b(?:layers|h|blocks)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+UNTIED = "if it is the embedding (lm_head is tied), set tie_word_embeddings to true in config.json"
 # Matrices that are always F32.
 FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
 PARTS = {".gamma": ".weight", ".beta": ".bias"}  # suffixes of norms in TensorFlow
@@ -83,7 +87,8 @@ def arrange_tensors(
             factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
             yield gguf_tensor(name, scale_rows(place.made(sources), factors))
         elif place.needed:
-            raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
+            hint = f"; {UNTIED}" if name == "output.weight" else ""
+            raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}{hint}")
 
 
 def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:

@@ -12,6 +12,11 @@ from localllm.files.gguf.header import printable
 LARGEST = 1e38  # largest number that is accepted
 
 
+def quoted(value: Any) -> str:
+    """Format a value for a message, a text in quotes."""
+    return printable(f'"{value}"' if isinstance(value, str) else str(value))
+
+
 class Config:
     """The values of a JSON object. Every method raises ModelError, with the name, for a value of another kind."""
 
@@ -80,14 +85,14 @@ class Config:
         """Return a whole number from 1 to `most`, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= most or value == default):
-            raise self.refusal(f"{name} should be a number from 1 to {most}, is {printable(str(value))}")
+            raise self.refusal(f"{name} should be a number from 1 to {most}, is {quoted(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a positive number that float32 can hold."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
-            raise self.refusal(f"{name} should be a positive number, is {printable(str(value))}")
+            raise self.refusal(f"{name} should be a positive number, is {quoted(value)}")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
@@ -101,7 +106,7 @@ class Config:
         """Return a boolean."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refusal(f"{name} should be true or false, is {printable(str(value))}")
+            raise self.refusal(f"{name} should be true or false, is {quoted(value)}")
         return value
 
     def only(self, name: str, *allowed: Any) -> None:

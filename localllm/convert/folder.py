@@ -60,6 +60,8 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     folder = Path(path)
     refuse_adapter(folder)
     config = Config.of(folder)
+    if (folder / "adapter_config.json").is_file():
+        config.warnings.append("adapter_config.json: the adapter in this folder is not merged: only the model is read")
     family = family_of(config)
     config = config.text_config(family.defaults)
     stored = open_weights(folder) if family in KEEP_BLOCKS.values() else open_quantized(open_weights(folder), config)

@@ -116,6 +116,9 @@ def without_weights(folder: Path) -> str:
         return "the weights are in Mistral's own layout; the folder with config.json and model.safetensors is needed"
     if any(folder.glob("*.gguf")):
         return "there is no model.safetensors; name the GGUF file itself"
+    others = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if others:
+        return f"there is no model.safetensors; if {printable(others[0], 80)} has the weights, rename it"
     return "there is no model.safetensors"
 
 
