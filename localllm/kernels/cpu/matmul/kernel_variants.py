@@ -7,7 +7,7 @@ model together. The rule is here once, for the kernel that calls them and for Py
 This module does not import Numba.
 """
 
-from localllm.kernels.cpu import SUB_BLOCK
+from localllm.kernels.cpu import MOST_IN_WORDS, SUB_BLOCK
 from localllm.kernels.machine import Lane, this_lane
 
 # One token; a few, for which rows are read as in decode; more, in tiles. Precise: in both planes of the activations.
@@ -21,8 +21,6 @@ TOGETHER = 4 if this_lane().has_512_bits else 2
 # of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9, 0.97; Q6_K 0.97, and
 # at 36 1.04.
 FEW_WITH_512_BITS, FEW_OTHERWISE = {32: 48, 16: 30}, {32: 20, 16: 20}
-# With AVX2 alone, bytes above 127 take rows twice the instructions, and tiles none: 0.72 of the time at 4 tokens.
-FEW_WIDE, WIDE = 2, ("Q8_0", "IQ4_NL", "IQ4_XS")
 FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
 
 
@@ -32,8 +30,8 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
     In this lane if no other is given.
     """
     lane = of or this_lane()
-    if lane.has_avx2_only and format_name in WIDE:
-        return FEW_WIDE
+    if lane.has_avx2_only:
+        return MOST_IN_WORDS
     if columns % 256:
         return FEW_WITH_CHUNKS
     few = FEW_WITH_512_BITS if lane.has_512_bits else FEW_OTHERWISE

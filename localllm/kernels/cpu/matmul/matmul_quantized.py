@@ -15,7 +15,12 @@ from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
 from localllm.kernels.cpu.matmul.gemm_int16 import make_code_slab, make_precise_slab
-from localllm.kernels.cpu.matmul.gemv_int16 import has_words, make_one_in_words, store_words
+from localllm.kernels.cpu.matmul.gemv_int16 import (
+    has_words,
+    make_few_in_words,
+    make_one_in_words,
+    make_store_words,
+)
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
 from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, piece_for
@@ -37,7 +42,7 @@ def make_one_token(format):
     """Return rows first to last for one token, in both planes."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
     if has_words(format.name):
-        prepare, one = store_words, make_one_in_words(format, at_once)
+        prepare, one = make_one_in_words(format, at_once)
     elif has_sub_blocks(format.name):
         prepare, one = make_store_ordered(format), make_one_by_sub_block(format)
     else:
@@ -60,10 +65,13 @@ def without_words(one):
 
 def make_few(format, together, planes):
     """Make a function that multiplies rows with a few tokens, `together` rows at a time."""
-    row = make_row(format, together, planes)
+    prepare, row = device(lambda a, scratch, tokens: None), make_row(format, together, planes)
+    if planes == 2 and has_words(format.name):
+        prepare, row = make_store_words(format), make_few_in_words(format, together)
 
     @device
     def few(a, first, last, tokens, scratch):
+        prepare(a, scratch, tokens)
         row_bytes, r = argument(a, LINEAR.row_bytes), first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
