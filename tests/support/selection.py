@@ -7,6 +7,9 @@ module's `pytestmark`, it means those that have the parameter. `every` says how 
 which values are no such cases. Whoever names a case, as in file.py::test[case], gets it. Hypothesis takes its seed from
 the commit as well.
 
+Functions that take more than a thousandth of the time of all tests are in long_tests.txt, which
+scripts/record/record_long_tests.py writes: their cases run at each fourth commit, or half as often as `sampled` says.
+
 Tests with `@pytest.mark.real` need real models, or minutes of them, and run with --real alone.
 
     --all            all cases, everything at length, and hypothesis with a new seed
@@ -25,6 +28,8 @@ import pytest
 from hypothesis import settings
 
 HASH = 10  # digits of a commit's hash that count
+EVERY = 4  # commits share a case, unless its marker says otherwise
+LONG = frozenset(Path(__file__).with_name("long_tests.txt").read_text("utf-8").split())
 chosen: pytest.Config
 
 
@@ -89,11 +94,13 @@ def has_turn(case: str, commit: str, every: int) -> bool:
 def turn(item: pytest.Item) -> tuple[str, int] | None:
     """Return the case that takes turns, and how many commits share it; None if it runs always."""
     mark = item.get_closest_marker("sampled")
+    is_long = item.nodeid.partition("[")[0] in LONG
     values = item.callspec.params if hasattr(item, "callspec") else {}
     if mark is None or not values.keys() >= set(mark.args):
-        return None
+        return (item.nodeid, EVERY) if is_long else None
     case = "-".join(str(values[name]) for name in mark.args) if mark.args else item.nodeid
-    return None if case in mark.kwargs.get("always", ()) else (case, mark.kwargs.get("every", 4))
+    every = mark.kwargs.get("every", EVERY) * (1 + is_long)
+    return None if case in mark.kwargs.get("always", ()) else (case, every)
 
 
 def seconds(item: pytest.Item) -> int:

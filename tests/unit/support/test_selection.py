@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import selection
-from project import SUPPORT
+from project import ROOT, SUPPORT
 
 CASES = """
 import pytest
@@ -60,6 +60,14 @@ def test_commits_take_turns():
     seen = [{case for case in cases if selection.has_turn(case, commit, 3)} for commit in map(str, range(25))]
     assert all(40 < len(cases) < 95 for cases in seen)
     assert set().union(*seen) == cases
+
+
+def test_long_tests_are_there():
+    """Under the names that the list has, so that each takes turns."""
+    assert selection.LONG
+    for name in selection.LONG:
+        file, function = name.split("::")
+        assert f"def {function}(" in (ROOT / file).read_text("utf-8"), name
 
 
 @pytest.mark.sampled
