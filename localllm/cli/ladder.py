@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
 from localllm.cli.terminal.output import ProgressLine, say, write
-from localllm.cli.terminal.quantize_progress import progress_of
+from localllm.cli.terminal.quantize_progress import CALIBRATED, Progress, progress_of
 from localllm.cli.terminal.render import columns, one_line, size
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -102,15 +102,19 @@ def one_by_one(
         if not is_named:
             require_absent(rung.paths)
         say(f"localllm: {rung.recipe.name}: calibrating")
-        with progress_of(rung.plan.weights, line) as on_progress:
+        with Progress(CALIBRATED, line) as show:
             threads, compiling = how.threads or usable_cores(), opening.compiling(line)
-            run(rung.plan, rung.paths[0], by_name[rung.recipe.name], threads, on_progress, compiling, warnings)
+            run(rung.plan, rung.paths[0], by_name[rung.recipe.name], threads, ignore, compiling, warnings, show)
         opening.warn(warnings)
 
     try:
         return Sequel(rungs, requests[0].texts or ()).run(make)
     finally:
         line.clear()
+
+
+def ignore(done: int, name: str) -> None:
+    """Show nothing: stages are shown."""
 
 
 def planned(rungs: "Sequence[Rung]") -> str:

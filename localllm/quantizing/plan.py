@@ -52,6 +52,7 @@ COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
+OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all of its steps, tensor)
 
 
 @frozen

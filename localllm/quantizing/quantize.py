@@ -34,7 +34,7 @@ from localllm.quant.numba_cache import problems
 from localllm.quant.recipes import RECIPES, Recipe, find_recipe
 from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
-from localllm.quantizing.plan import COPY, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
+from localllm.quantizing.plan import COPY, OnProgress, OnStage, QuantizePlan, QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.pruned_source import PrunedSource, parse_layers
 from localllm.quantizing.rewrite import check_files, finish
 from localllm.quantizing.splitting import SplitLimits
@@ -44,6 +44,7 @@ from localllm.system.memory import address_room
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
+SCALES, MATRICES, WRITING = ("measuring scales:", "calibrating", "writing")  # stages
 COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space that compiling the searches takes, and each thread
 SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix, and rows of each, that column sizes are measured on
 
@@ -195,10 +196,12 @@ def run(
     on_progress: OnProgress,
     compiling: Progress | None = None,
     warnings: list[str] | None = None,
+    on_stage: OnStage | None = None,
 ) -> list[str]:
     """Write the files and return their paths. They appear when all are complete, or not at all.
 
-    threads: encoding threads, in addition to this one, which writes.  warnings: gets lines for the user. Raises
+    threads: encoding threads, in addition to this one, which writes.  warnings: gets lines for the user.  on_stage: is
+    called instead of on_progress where matrices are calibrated, with one of SCALES, MATRICES and WRITING. Raises
     ModelError for a weight that is not finite, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
@@ -206,11 +209,12 @@ def run(
         for target in targets:
             stack.enter_context(ExclusiveWriter(target))
         clamped = ClampedWeights(request.strict)
+        stages = on_stage or (lambda stage, done, total, name: on_progress(done if stage != SCALES else 0, name))
         try:
             if request.texts is None:
                 trouble = write(plan, targets, threads, on_progress, compiling, clamped)
             else:
-                trouble = write_calibrated(plan, targets, request, threads, on_progress, compiling, clamped)
+                trouble = write_calibrated(plan, targets, request, threads, stages, compiling, clamped)
         except ModelError as error:
             raise with_path(error, plan.source.path) from None
     if warnings is not None:
@@ -223,20 +227,28 @@ def write_calibrated(
     targets: Sequence[str],
     request: QuantizeRequest,
     threads: int,
-    on_progress: OnProgress,
+    on_stage: OnStage,
     compiling: Progress | None,
     clamped: ClampedWeights,
 ) -> str | None:
     """Calibrate on the request's texts, then write as `write` does."""
-    from localllm.quantizing.calibrate import SUFFIX, Calibration
+    from localllm.quantizing.calibrate import SUFFIX, Calibration, is_calibrated
     from localllm.quantizing.scale_folding import fold_scales
 
     calibration = Calibration(plan, request.texts or ())
     with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
-        source = fold_scales(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
+        source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, done)
         plan = calibration.with_metadata(make_plan(source, request))
-        calibration.for_plan(plan).run(done, widener_of(plan, compiling), threads, on_progress)
-        trouble = write(plan, targets, threads, on_progress, compiling, clamped, done)
+        total = sum(prod(job.tensor.shape) for job in plan.jobs if is_calibrated(job))
+        calibration.for_plan(plan).run(
+            done, widener_of(plan, compiling), threads, lambda count, name: on_stage(MATRICES, count, total, name)
+        )
+        rest = plan.weights - total
+
+        def on_written(count: int, name: str) -> None:
+            on_stage(WRITING, count - total, rest, name)
+
+        trouble = write(plan, targets, threads, on_written, compiling, clamped, done)
     done.remove()
     return trouble
 

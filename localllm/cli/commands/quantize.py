@@ -19,7 +19,7 @@ from localllm.cli.options.quantizing import CalibrationGroup, FormatGroup, Impor
 from localllm.cli.options.splits import SplitGroup
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
-from localllm.cli.terminal.quantize_progress import PlainLines, progress_of
+from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, Progress
 from localllm.cli.terminal.render import count, one_line, size, table
 from localllm.errors import UsageError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from localllm.files.gguf.tensor_source import Source
-    from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, Recipe
+    from localllm.quantizing.plan import OnStage, QuantizePlan, QuantizeRequest, Recipe
 
 
 def quantize(
@@ -110,7 +110,7 @@ def quantize(
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
-    spent = Spent()
+    spent = Spent(calibration)
     if several_types.are_several:
         (source_name, target), texts = several_types.arguments(tuple(arguments), calibration)
         last = None
@@ -223,17 +223,13 @@ def plan_by_sensitivity(
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
     require_possible(source, request, size)
-    line, plain, count = ProgressLine(), PlainLines(), threads or usable_cores()
-
-    def show(done: int, total: int, name: str, doing: str = "measuring") -> None:
-        line.show(f"{doing}: {100 * done // max(total, 1)} %, {one_line(name)}")
-        plain.show(done, total, f"{doing} {name}")
-
+    line, count = spent.line, threads or usable_cores()
     try:
-        source = fold_scales(source, request, count, show, opening.compiling(line))
-        spent.add("scales")
-        check = partial(show, doing="checking")
-        chosen = choose_formats(source, request, size, count, show, check, opening.compiling(line))
+        with spent.progress as show:
+            on_scales, on_formats, on_check = (partial(show, stage) for stage in BY_SENSITIVITY)
+            source = fold_scales(source, request, count, on_scales, opening.compiling(line))
+            spent.add("scales")
+            chosen = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
     finally:
         line.clear()
     spent.add("choosing formats")
@@ -293,9 +289,16 @@ def require_possible(
 
 
 class Spent:
-    """Measure the phases of a command from its beginning."""
+    """Measure the phases of a command from its beginning, and show their progress.
 
-    def __init__(self) -> None:
+    Attributes:
+        line: for what comes before a stage, as compiling.  progress: of all stages.
+    """
+
+    def __init__(self, calibration: CalibrationGroup) -> None:
+        self.line = ProgressLine()
+        shares = SIZED if calibration.has_size else CALIBRATED if calibration.calibrate else {ENCODING: 1.0}
+        self.progress = Progress(shares, self.line)
         self._start = self._last = perf_counter()
         self._parts = dict[str, float]()
 
@@ -316,13 +319,14 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     from localllm.quantizing import quantize as service
     from localllm.system.cpu import usable_cores
 
-    line, warnings = ProgressLine(), list[str]()
+    line, warnings = spent.line, list[str]()
     end_on_bus_error(plan.source.path)
     try:
-        with progress_of(plan.weights, line) as on_progress:
+        with spent.progress as show:
             service.run(
-                plan, target, request, threads or usable_cores(), on_progress, opening.compiling(line), warnings
-            )
+                plan, target, request, threads or usable_cores(), partial(show_weights, show, plan.weights),
+                opening.compiling(line), warnings, show,
+            )  # fmt: skip
     finally:
         line.clear()
     opening.warn(warnings)
@@ -330,6 +334,11 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     write(f"{name}: {summary(plan)}, {spent}\n")
+
+
+def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
+    """Show how many weights are encoded, where that is the only stage."""
+    show(ENCODING, done, total, name)
 
 
 def summary(plan: "QuantizePlan") -> str:

@@ -45,7 +45,10 @@ def refine(
 
     choose: formats by sensitivities. The divergence is that of weights: inputs are not rounded.
     """
-    checked = PlanCheck(calibration, widener, threads, on_matrix)
+    number = 0
+    checked = PlanCheck(
+        calibration, widener, threads, lambda done, all, name: on_matrix(number * all + done, ROUNDS * all, name)
+    )
     best, least = dict[str, str](), np.inf
     for number in range(ROUNDS):
         formats = choose(needs)

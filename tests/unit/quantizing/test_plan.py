@@ -300,6 +300,12 @@ def test_what_is_wrong_with_a_weight_names_its_file(steps: list[Any], monkeypatc
     assert steps[1:] == ["+a", "+b", "-b", "-a"]
 
 
+class NamedPlan(str):
+    """A plan without tensors."""
+
+    jobs, weights = (), 0
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], monkeypatch, fails: bool):
     """Work that is done is kept until the file is there."""
@@ -311,7 +317,7 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
             steps.append(("calibration", plan, texts))
 
         def with_metadata(self, plan: Any) -> Any:
-            return f"{plan} that says so"
+            return NamedPlan(f"{plan} that says so")
 
         def for_plan(self, plan: Any) -> Any:
             return SimpleNamespace(run=lambda done, *given: steps.append(("run", plan, done.name, *given)))
@@ -332,7 +338,7 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     monkeypatch.setattr(calibrate, "Calibration", Calibration)
     monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(quantize, "ArrayLog", lambda path, key: Lock(steps, f"{path} {key}"))
-    monkeypatch.setattr(quantize, "make_plan", lambda source, request: f"plan of {source}")
+    monkeypatch.setattr(quantize, "make_plan", lambda source, request: NamedPlan(f"plan of {source}"))
     monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")
     monkeypatch.setattr(quantize, "write", write)
     request, lines, plan, done = (
@@ -349,6 +355,6 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     assert heard == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
     assert steps[3:-2] == [
         ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),
-        ("run", plan, done, f"widener of {plan}", 3, hears), ("write", plan, ["a", "b"], 3, hears, repr, ANY, done),
+        ("run", plan, done, f"widener of {plan}", 3, ANY), ("write", plan, ["a", "b"], 3, ANY, repr, ANY, done),
         f"-{done}", *[f"removed {done}"] * (not fails),
     ]  # fmt: skip

@@ -28,8 +28,10 @@ from tiny_model import write_tiny_model
 
 from localllm.cli.commands import quantize as quantize_command
 from localllm.cli.main import main
+from localllm.cli.options.quantizing import CalibrationGroup
 from localllm.cli.terminal import quantize_progress
 from localllm.cli.terminal.output import ProgressLine
+from localllm.cli.terminal.quantize_progress import Stages
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf import tensor_source as source
@@ -249,7 +251,15 @@ def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, mo
     with ArrayLog(tmp_path / "records", "key") as done:
         for name, data in kept.items():
             done.add(name, data)
-        service.write(plan, [str(tmp_path / "x.gguf")], 2, lambda count, name: told.append((count, name)), None, done)
+        service.write(
+            plan,
+            [str(tmp_path / "x.gguf")],
+            2,
+            lambda count, name: told.append((count, name)),
+            None,
+            ClampedWeights(),
+            done,
+        )
     usual, file = quantized(model, tmp_path / "usual.gguf", "Q8_0"), GGUFFile.open(tmp_path / "x.gguf")
     for name, tensor in file.tensors.items():
         expected = kept.get(name, usual.tensors[name].data.reshape(-1))
@@ -802,15 +812,12 @@ def test_the_first_weight_that_is_no_number(bad: float):
         finite.dequantize_finite(widener, tensor, 5, 8)
 
 
-def test_how_far_measuring_is(model: Path, monkeypatch):
-    """Scales first, then formats, which are checked; the line goes before anything else is said."""
-    events: list[str] = []
-    for name in ("show", "clear"):
-        monkeypatch.setattr(ProgressLine, name, lambda line, *text, name=name: events.append(*text or [name]))
-    monkeypatch.setattr(quantize_command, "say", events.append)
+def test_how_far_measuring_is(model: Path, monkeypatch, capsys):
+    """Scales first, then formats, which are checked: one progress for all."""
+    monkeypatch.setattr(quantize_progress, "EVERY", 0.0)
 
     def folded(source, request, threads, on_matrix, compiling):
-        on_matrix(1, 3, "blk.0.attn_q.weight")
+        on_matrix(0, 3, "blk.0.attn_q.weight")
         return source
 
     def formats(source, request, size, threads, on_matrix, on_check, compiling):
@@ -821,19 +828,53 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
     monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(by_need, "choose_formats", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
+    sized = CalibrationGroup(calibrate=True, file_size="own")
     _, found = quantize_command.plan_by_sensitivity(
-        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.Spent()
+        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.Spent(sized)
     )
     assert found.options.formats == {"output.weight": "Q8_0"}
-    measuring = ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines"]
-    assert events[:4] == [*measuring, "checking: 50 %, output.weight", "clear"]
     said = "predicted KL divergence 0.5000 (0.2500 with the formats of Q4_K_M)"
-    assert events[4] == f"localllm: {said}; measured on held-out texts, weights only: 0.7500"
+    first, *others, last = capsys.readouterr().err.splitlines()
+    assert first == "localllm: 0 %: measuring scales: blk.0.attn_q.weight"
+    for line, name in zip(others, ("measuring formats: two lines", "checking formats: output.weight"), strict=True):
+        assert re.fullmatch(rf"localllm: \d+ %, about \d+ s left: {name}", line)
+    assert last == f"localllm: {said}; measured on held-out texts, weights only: 0.7500"
+
+
+def test_the_time_that_is_left():
+    """By the shares of stages at first, then by each one's own pace; a stage that was skipped tells nothing."""
+    now = [100.0]
+    stages = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
+    stages.update("scales", 0, 4)
+    assert stages.left is None and stages.fraction == 0
+    now[0] = 110.0
+    stages.update("scales", 2, 4)
+    assert stages.left == pytest.approx(10 + 6 * 20 + 20) and stages.fraction == pytest.approx(10 / 160)
+    now[0] = 120.0
+    stages.update("scales", 4, 4)
+    stages.update("matrices", 0, 100)
+    assert stages.left == pytest.approx(7 * 20)
+    now[0] = 180.0
+    stages.update("matrices", 25, 100)  # twice as slow as expected
+    assert stages.left == pytest.approx(180 + 80 / 2.5) and stages.fraction == pytest.approx(80 / 292)
+    now[0] = 360.0
+    stages.update("matrices", 100, 100)
+    now[0] = 370.0
+    stages.update("writing", 50, 100)
+    assert stages.left == pytest.approx(10)
+    stages.update("writing", 100, 100)
+    assert stages.left == 0 and stages.fraction == 1
+    resumed = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
+    now[0] = 430.0
+    resumed.update("matrices", 50, 100)
+    assert resumed.left == pytest.approx(60 + 20)
 
 
 def test_the_bar_ends_with_the_work():
-    bar = quantize_progress._Bar(10, ProgressLine())
-    with bar as show:
-        show(5, "blk.0.attn_q.weight")
-        assert bar._progress.live.is_started
-    assert not bar._progress.live.is_started, "or it would draw over what is said next"
+    progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
+    bar = progress._shown = quantize_progress._Bar(ProgressLine())
+    with progress as show:
+        show("encoding", 5, 10, "blk.0.attn_q.weight")
+        assert bar._progress and bar._progress.live.is_started
+        drawn = bar._progress
+    assert not drawn.live.is_started, "or it would draw over what is said next"

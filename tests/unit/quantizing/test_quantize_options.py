@@ -282,7 +282,7 @@ def test_without_a_terminal_there_are_plain_lines(model: Path, cli, monkeypatch)
     code, _, err = cli("quantize", model, model.with_name("o.gguf"), "Q8_0")
     lines = [line for line in err.splitlines() if " s left: " in line]
     assert code == 0 and len(lines) > 10
-    assert re.fullmatch(r"localllm: \d+ %, about \d+ s left: [a-z0-9_.]+\.weight", lines[1])
+    assert re.fullmatch(r"localllm: \d+ %, about \d+ s left: encoding [a-z0-9_.]+\.weight", lines[1])
     monkeypatch.setattr(quantize_progress, "EVERY", 1000.0)
     assert "left" not in cli("quantize", model, model.with_name("o.gguf"), "Q8_0")[2]
 
