@@ -174,8 +174,7 @@ REFUSED = {
     "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
     "use `localllm completion bash`": "--completion-bash",
     "`localllm tokenize` shows a text's tokens": "-ptc --print-token-count",
-    "what is measured is perplexity and, with --kl-divergence, how far two models are apart": "--hellaswag "
-    "--winogrande --multiple-choice --hellaswag-tasks --winogrande-tasks --multiple-choice-tasks --ppl-stride",
+    "chunks are scored as without it: their second halves": "--ppl-stride",
     "texts are read from their beginning: cut the file": "--chunk --from-chunk",
     "only llama-imatrix computes them": "--show-statistics",
     "--json-schema '{}' asks for any JSON": "--format",

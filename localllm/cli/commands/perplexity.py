@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import open_model as opening
+from localllm.cli.choice_scores import score_file
 from localllm.cli.options import shared as options
+from localllm.cli.options.choice_tasks import ChoiceTaskGroup
 from localllm.cli.parameters import Also
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.eta import Remaining
@@ -24,7 +26,9 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 
 def perplexity(
     model: options.ModelName,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text file."), Also("-f", "--file")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="Text file."), Also("-f", "--file", "-bf", "--binary-file")
+    ] = None,
     *,
     context: Annotated[
         int | None,
@@ -52,6 +56,7 @@ def perplexity(
         ),
     ] = None,
     threads: options.Threads = None,
+    tasks: ChoiceTaskGroup,
     cache: options.Cache,
     as_json: options.AsJson = False,
     force: options.Force = False,
@@ -63,11 +68,20 @@ def perplexity(
     logits of the original (0.1 MB per token with a vocabulary of 50000), then compare with them. The logits files are
     those of llama-perplexity. Ctrl-C prints the results so far.
 
+    With --hellaswag, --winogrande or --multiple-choice TEXT has tasks: the answer whose tokens have the highest mean
+    log probability is chosen, and the share of right ones printed.
+
     Examples:
       localllm perplexity model.gguf text.txt
       localllm perplexity big.gguf text.txt --save-logits big.logits
       localllm perplexity small.gguf --kl-divergence --base big.logits
+      localllm perplexity model.gguf hellaswag_val_full.txt --hellaswag
     """
+    if chosen := tasks.select():
+        if chunks is not None or save_logits is not None or kl_divergence or base is not None:
+            raise UsageError(f"--{chosen[0]} scores tasks: leave out the options for chunks and logits")
+        score_file(model, text, *chosen, context=context, threads=threads, kv_type=cache.types(), as_json=as_json)
+        return
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import LogitsFile
     from localllm.files.safe_file import resolve_target

@@ -267,7 +267,7 @@ def test_copied_command_lines_are_taken(line: str):
         ("bench -m M -o json", "-o: --json prints JSON, --md a table in Markdown"),
         ("chat -m M -f x", "-f: -p asks first, /read FILE sends a file's text"),
         ("tokenize -m M -p x --no-bos", "--no-bos: tokens are those of `run --raw`"),
-        ("perplexity -m M -f x --hellaswag", "--hellaswag: what is measured is perplexity"),
+        ("perplexity -m M -f x --ppl-stride 4", "--ppl-stride: chunks are scored as without it"),
         ("imatrix -m M -f x --chunk 5", "--chunk: texts are read from their beginning"),
         ("run M --format json x", "--format: --json-schema '{}' asks for any JSON"),
         ("inspect M --modelfile", "--modelfile: `localllm inspect --json` has all metadata"),

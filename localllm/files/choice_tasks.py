@@ -1,0 +1,163 @@
+"""Files of multiple-choice tasks, as llama-perplexity reads them: HellaSwag, Winogrande, and binary ones.
+
+HellaSwag has six lines a task: the context, the number of the right ending from 0, and four endings. Winogrande is CSV
+without a header: a number, a sentence with "_" where a name is missing, two names, and which is right, 1 or 2. A binary
+file has, as little-endian uint32: the number of tasks; the position of each in the file; then the tasks, each a
+question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
+answers, the answers, and a label for each, 1 where it is right. A text is its length in bytes, then UTF-8.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+from localllm.errors import UsageError
+from localllm.files.text_file import decode_text
+from localllm.frozen import frozen
+
+ENDINGS = 4
+MOST_ANSWERS = 100  # llama-perplexity refuses more
+
+
+@frozen
+class ChoiceTask:
+    """Texts of which one is to be the likeliest.
+
+    Attributes:
+        texts: whole texts, one for each answer.  correct: numbers of the right ones, from 0.
+        stems: of each text, up to where it has the answer; () if texts end there.
+    """
+
+    texts: tuple[str, ...]
+    correct: frozenset[int]
+    stems: tuple[str, ...] = ()
+
+
+def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
+    """Parse six lines a task. Raises UsageError with `name` and the line."""
+    lines = text_lines(data, name)
+    if len(lines) % (2 + ENDINGS):
+        raise UsageError(f"{name}: {len(lines)} lines are not six for each HellaSwag task: context, label, 4 endings")
+    tasks = []
+    for start in range(0, len(lines), 2 + ENDINGS):
+        context, label, *endings = lines[start : start + 2 + ENDINGS]
+        if label.strip() not in map(str, range(ENDINGS)):
+            raise UsageError(f"{name}: line {start + 2} should be the label of a task, 0 to 3, not {label[:60]!r}")
+        tasks.append(ChoiceTask(tuple(f"{context} {ending}" for ending in endings), frozenset({int(label)})))
+    return require_tasks(tasks, name)
+
+
+def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
+    """Parse a line of CSV a task. Raises UsageError with `name` and the line."""
+    tasks = []
+    for number, line in enumerate(text_lines(data, name), 1):
+        _, sentence, first, second, answer = split_winogrande(line) or [""] * 5
+        before, blank, after = sentence.partition("_")
+        if not blank or answer.strip() not in ("1", "2"):
+            raise UsageError(
+                f"{name}: line {number} should be a Winogrande task, NUMBER,SENTENCE WITH _,NAME,NAME,1 or 2, not "
+                f"{line[:60]!r}"
+            )
+        stems = before + first, before + second
+        tasks.append(ChoiceTask(tuple(stem + after for stem in stems), frozenset({int(answer) - 1}), stems))
+    return require_tasks(tasks, name)
+
+
+def split_winogrande(line: str) -> list[str] | None:
+    """Split a line at its first four commas outside quotes; None if it has fewer.
+
+    The sentence loses the quotes around it; others stay, and so do doubled ones, as in llama-perplexity.
+    """
+    commas, is_quoted = list[int](), False
+    for at, character in enumerate(line):
+        if character == '"':
+            is_quoted = not is_quoted
+        elif character == "," and not is_quoted and len(commas) < 4:
+            commas.append(at)
+    if len(commas) < 4:
+        return None
+    cells = [line[start + 1 : end] for start, end in zip([-1, *commas], [*commas, None], strict=True)]
+    cells[1] = cells[1][1:-1] if cells[1].startswith('"') else cells[1]
+    return cells
+
+
+def text_lines(data: bytes, name: str) -> list[str]:
+    """Return the lines of a text file, without empty ones at its end. Raises UsageError."""
+    return [line.removesuffix("\r") for line in decode_text(data, name).rstrip("\r\n").split("\n")]
+
+
+def require_tasks(tasks: list[ChoiceTask], name: str) -> list[ChoiceTask]:
+    """Raise UsageError if there are none."""
+    if not tasks:
+        raise UsageError(f"{name}: there are no tasks in this file")
+    return tasks
+
+
+# ---- binary files
+
+
+class BinaryTasks(Sequence[ChoiceTask]):
+    """The tasks of a binary file: iterated in its order, or each found by its position."""
+
+    def __init__(self, data: bytes, name: str):
+        """Read the number of tasks in `data`, the whole file. Raises UsageError if there are none."""
+        self._data, self._name, self._at = data, name, 0
+        count = len(data) >= 4 and self._number("the number of tasks")
+        if not count or 4 * count > len(data):
+            raise UsageError(f"{name}: not a file of multiple-choice tasks, as llama-perplexity reads them")
+        self._positions = [self._number("the position of a task") for _ in range(count)]
+        self._first = self._at
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __iter__(self) -> Iterator[ChoiceTask]:
+        """Yield all tasks, one after another, wherever the file says that they are. Raises UsageError."""
+        self._at = self._first
+        for number in range(len(self)):
+            yield self._task(number)
+
+    def __getitem__(self, number):  # type: ignore[no-untyped-def]
+        """Return the task at the position that the file says. Raises UsageError."""
+        self._at = self._positions[number]
+        return self._task(number)
+
+    def _task(self, number: int) -> ChoiceTask:
+        what = f"task {number + 1} of {len(self)}"
+        question, (answers, labels), _ = self._text(what), self._answers(what), self._answers(what)
+        if not question or not answers or not all(answers):
+            raise UsageError(f"{self._name}: {what} has an empty question or answer")
+        return ChoiceTask(
+            tuple(f"{question} {answer}" for answer in answers),
+            frozenset(place for place, label in enumerate(labels) if label == 1),
+        )
+
+    def _answers(self, what: str) -> tuple[list[str], list[int]]:
+        count = self._number(what)
+        if count > MOST_ANSWERS:
+            raise UsageError(f"{self._name}: damaged at byte {self._at - 4}: {what} has {count} answers")
+        return [self._text(what) for _ in range(count)], [self._number(what) for _ in range(count)]
+
+    def _number(self, what: str) -> int:
+        return int(struct.unpack("<I", self._take(4, what))[0])
+
+    def _text(self, what: str) -> str:
+        taken = self._take(self._number(what), what)
+        try:
+            return taken.decode()
+        except UnicodeDecodeError as error:
+            place = self._at - len(taken) + error.start
+            raise UsageError(f"{self._name}: damaged at byte {place}: the text of {what} is not UTF-8") from None
+
+    def _take(self, count: int, what: str) -> bytes:
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._data):
+            raise UsageError(f"{self._name}: cut off at byte {len(self._data)}, within {what}")
+        return self._data[start : self._at]
+
+
+Parser = Callable[[bytes, str], Sequence[ChoiceTask]]
+PARSERS: dict[str, Parser] = {
+    "hellaswag": parse_hellaswag,
+    "winogrande": parse_winogrande,
+    "multiple-choice": BinaryTasks,
+}
