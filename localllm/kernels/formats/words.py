@@ -35,7 +35,7 @@ from localllm.quant.layouts import LAYOUTS
 
 WORDS, FOUR = ir.VectorType(I16, 16), ir.VectorType(I32, 4)
 HALF = ir.VectorType(I8, 16)
-Q4, Q5, Q6 = (LAYOUTS[name] for name in ("Q4_K", "Q5_K", "Q6_K"))
+Q2, Q3, Q4, Q5, Q6 = (LAYOUTS[f"Q{bits}_K"] for bits in range(2, 7))
 BYTES = ir.VectorType(I8, 32)
 Codes = list[Any]  # vectors of words
 
@@ -72,6 +72,28 @@ def nibbles_of(builder, words) -> Codes:
     """Return the low nibbles of even and of odd bytes, and the high ones."""
     low = [masked(builder, moved(builder, words, by), 15) for by in (0, -8)]
     return [*low, masked(builder, moved(builder, words, -4), 15), moved(builder, words, -12)]
+
+
+def pairs_of_bits(builder, words, run):
+    """Return the two bits of a run, of four that share 32 bytes, as bytes."""
+    return masked(builder, moved(builder, words, -2 * run), 0x0303)
+
+
+def q2_k(builder, address, _) -> Iterator[Codes]:
+    """Decode of each half two bits of four runs in 32 bytes."""
+    for half in (0, 1):
+        words = load_words(builder, address, Q2.codes[0].at + 32 * half)
+        for run in range(4):
+            yield split(builder, pairs_of_bits(builder, words, run))
+
+
+def q3_k(builder, address, _) -> Iterator[Codes]:
+    """Decode two bits as of Q2_K, with bit `run` of 32 bytes that all runs share."""
+    bits = load_words(builder, address, Q3.codes[1].at)
+    for run in range(8):
+        words = load_words(builder, address, Q3.codes[0].at + run // 4 * 32)
+        third = masked(builder, moved(builder, bits, 2 - run), 0x0404)
+        yield split(builder, builder.or_(pairs_of_bits(builder, words, run % 4), third))
 
 
 def q4_k(builder, address, _) -> Iterator[Codes]:
@@ -200,6 +222,8 @@ def k_factors(builder, address):
 
 BLOCKS_OF_32 = "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"
 READERS = {
+    "Q2_K": Reader(q2_k),
+    "Q3_K": Reader(q3_k, offset=4),
     "Q4_K": Reader(q4_k),
     "Q5_K": Reader(q5_k),
     "Q6_K": Reader(q6_k, offset=32),

@@ -66,7 +66,7 @@ def without_words(one):
 def make_few(format, together, planes):
     """Make a function that multiplies rows with a few tokens, `together` rows at a time."""
     prepare, row = device(lambda a, scratch, tokens: None), make_row(format, together, planes)
-    if planes == 2 and has_words(format.name):
+    if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_in_words(format, together)
 
     @device
