@@ -85,6 +85,21 @@ def test_a_heading_stays_with_the_text_below_it():
     assert [(each.first, each.last) for each in found] == [(1, 3), (5, 5)]
 
 
+def test_no_passage_is_a_heading_alone():
+    """It would be near to every question about its subject, and answer none."""
+    text = (
+        "# Boats\n\n## Ferries\n\n"
+        + "They leave at nine. " * 30
+        + "\n\n## Usage\n\n```\n"
+        + "ferry --now\n" * 60
+        + "```\n"
+    )
+    found = cut_into_passages("a.md", text, size=250)
+    assert [each.text.split("\n")[0] for each in found if each.text[0] == "#"] == ["# Boats", "## Usage"]
+    assert found[0].heading == "Boats > Ferries" and "They leave" in found[0].text
+    assert min(len(each.text) for each in found) > 200  # of a long block, too: its parts are about as long
+
+
 def test_code_is_cut_before_definitions():
     found = cut_into_passages("a.py", CODE * 6, size=200)
     firsts = {(CODE * 6).splitlines()[each.first - 1] for each in found}

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import ceil
 
 from localllm.frozen import frozen
 from localllm.services.code_blocks import FENCE
@@ -83,9 +84,14 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
             depth = len(match[1])
             path = [*((level, title) for level, title in path if level < depth), (depth, match[2])]
             starts.append((number, " > ".join(title for _, title in path)))
+    begin: int | None = None
     for (start, heading), (end, _) in pairwise([*starts, (len(lines), "")]):
-        if any(line.strip() for line in lines[start:end]):
-            yield start, end, heading
+        begin = start if begin is None else begin
+        is_bare = heading and not any(line.strip() for line in lines[start + 1 : end])  # it says nothing alone
+        if not is_bare or end == len(lines):
+            if any(line.strip() for line in lines[begin:end]):
+                yield begin, end, heading
+            begin = None
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
@@ -127,21 +133,29 @@ def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -
             begin = start
         following = blocks[number + 1] if number + 1 < len(blocks) else None
         is_short = length(begin, end) <= OVERLAP  # a heading or an introduction, which says little alone
-        if following is None or length(begin, following[1]) > (WHOLE * size if is_short else size):
+        if following is None or (length(begin, following[1]) > size and not is_short):
             yield begin, end
             overlaps = begin != start and length(start, end) <= OVERLAP
             begin = start if following and overlaps and length(start, following[1]) <= size else None
 
 
 def pieces(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
-    """Yield a block as passages: one, or several by lines if it is much too long."""
+    """Yield a block as passages: one, or several of about the same length by lines if it is much too long."""
     while end > begin and not lines[end - 1].strip():
         end -= 1
-    start, length = begin, 0
+    left = sum(len(line) + 1 for line in lines[begin:end])
+    start, length, aim = begin, 0, evenly(left, WHOLE * size)
     for number in range(begin, end):
-        if length and length + len(lines[number]) > WHOLE * size:
+        following = length + len(lines[number]) + 1
+        if length > OVERLAP and (following > WHOLE * size or following - aim > aim - length):
             yield Passage(path, start + 1, number, "\n".join(lines[start:number]), heading)
-            start, length = number, 0
-        length += len(lines[number]) + 1
+            left -= length
+            start, following, aim = number, len(lines[number]) + 1, evenly(left, WHOLE * size)
+        length = following
     if start < end:
         yield Passage(path, start + 1, end, "\n".join(lines[start:end]), heading)
+
+
+def evenly(length: int, most: float) -> float:
+    """Return the length of equal parts, as few as have at most so much each."""
+    return length / ceil(length / most) if length else 0
