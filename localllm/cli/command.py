@@ -15,7 +15,7 @@ from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
 CONFIGURED = "localllm.configured"  # under this name a context has what config.toml says, as Chosen
-ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # texts in which -e reads escape sequences
+ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # in which -e reads escapes
 
 
 def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:

@@ -56,7 +56,8 @@ class AnswerArguments(SamplingArguments, total=False):
     must look like, one of them; json_whitespace and additional_properties loosen a schema.  logprobs, top_logprobs:
     whether to keep log probabilities, and how many likely alternatives to each token.  logits_processor: called before
     each token is drawn with the ids so far and a copy of the logits, float32 [vocab], returns those to draw from;
-    stopping_criteria: called so, too, says whether the answer ends here.
+    stopping_criteria: called so, too, says whether the answer ends here.  ban: texts that the answer does not have, in
+    upper or lower case: it goes back to where one begins, and goes on otherwise.
     """
 
     on_overflow: str | None
@@ -74,6 +75,7 @@ class AnswerArguments(SamplingArguments, total=False):
     top_logprobs: int | None
     logits_processor: Callable[[list[int], "np.ndarray"], "np.ndarray"] | None
     stopping_criteria: Callable[[list[int], "np.ndarray"], bool] | None
+    ban: Sequence[str]
 
 
 class CallArguments(AnswerArguments, total=False):

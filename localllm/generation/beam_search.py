@@ -16,11 +16,12 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.options import CALLABLES
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Completion, Request, Task
+from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
+from localllm.generation.task import Task
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
@@ -66,7 +67,7 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
-    for name in CALLABLES:
+    for name in ("ban", *CALLABLES):
         if beams and getattr(task.options, name):
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
     if beams:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import TextIterator, TextPart
-from localllm.generation.request import Completion, Request, Task
+from localllm.generation.request import Completion, Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.drafter import Drafter
+from localllm.generation.task import Task
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

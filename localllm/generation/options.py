@@ -48,6 +48,7 @@ class GenerationOptions:
     # returns those to draw from, before all other steps; says whether the answer ends here.
     logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
     stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
+    ban: Sequence[str] = ()  # texts that are not in an answer, in upper or lower case: see generation.banned
     result_type: Any = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
@@ -67,18 +68,51 @@ class GenerationOptions:
             raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
-        if isinstance(self.stop, str | bytes):
-            object.__setattr__(self, "stop", (self.stop,))
-        if not isinstance(self.stop, Iterable):
-            raise UsageError(f"stop should be a list of texts, not {self.stop!r}")
-        for text in self.stop:
-            if not require_text("stop", text):
-                raise UsageError("stop should not be empty")
+        for name in ("stop", "ban"):
+            self._require_texts(name)
+
+    def _require_texts(self, name: str) -> None:
+        """Make a tuple of one text. Raises UsageError for what is no list of texts that have characters."""
+        texts = getattr(self, name)
+        if isinstance(texts, str | bytes):
+            texts = (texts,)
+            object.__setattr__(self, name, texts)
+        if not isinstance(texts, Iterable):
+            raise UsageError(f"{name} should be a list of texts, not {texts!r}")
+        for text in texts:
+            if not require_text(name, text):
+                raise UsageError(f"{name} should not be empty")
 
     @property
     def is_compact(self) -> bool:
         """Return whether an answer is JSON whose white space is left out."""
         return self.constraint is not None and self.constraint.is_compact
+
+    def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:
+        """Return whether the stopping criterion, if there is one, ends an answer after these tokens.
+
+        ids: of the prompt and the answer.  row: logits after them, float32 [vocab]. Called once for each token, in
+        order, also in speculative decoding: a guess counts only if it is what is drawn then.
+        """
+        criterion = self.stopping_criteria
+        return criterion is not None and bool(criterion([*ids], row.copy()))
+
+    def processed_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
+        """Return the logits that a token is drawn from, float32 [vocab]: those of the processor, if there is one.
+
+        Called as ends_answer. Raises UsageError for others than it can be drawn from.
+        """
+        if self.logits_processor is None:
+            return row
+        import numpy as np
+
+        made = np.asarray(self.logits_processor([*ids], row.copy()))
+        if made.shape != row.shape or made.dtype.kind != "f":
+            raise UsageError(f"logits_processor should return logits of the shape {row.shape}, not {made.shape}")
+        if not np.isfinite(made.max()):
+            message = "logits_processor should leave a finite logit to one token at least, and no other infinity"
+            raise UsageError(message)
+        return made.astype(np.float32, copy=False)
 
     def limit(self, room: int) -> int:
         """Return the maximum number of tokens if the context has this much room."""

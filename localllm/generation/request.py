@@ -1,108 +1,34 @@
 """A request, a prompt to be answered, and its answers in progress."""
 
-import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from localllm.engine.image_tokens import end_outside_images
-from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.frozen import frozen
+from localllm.errors import LocalllmError, UsageError
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.context_overflow import SINKS, require_shift
-from localllm.generation.logits_callables import ends_answer, processed_logits
 from localllm.generation.logprobs import LikelyToken, token_logprobs
-from localllm.generation.options import GenerationOptions
-from localllm.generation.reasoning import TextPart, Thinking
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
-from localllm.generation.transcript import Transcript
-from localllm.text.tokenizer import StreamDecoder, Tokenizer
+from localllm.generation.task import Task
+from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.image_tokens import ImageEmbedding
     from localllm.engine.run import Runs
     from localllm.engine.sequence import Sequence
+    from localllm.generation.banned import BannedStrings
     from localllm.generation.speculation.acceptance import Guesses
     from localllm.generation.tools.tool_call import ToolCall
-    from localllm.generation.tools.tool_grammar import ToolGrammar
 
 # Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
 # the logits that it was drawn from, float32 [vocab], good only until the call returns.
 Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
-
-
-@frozen
-class Task:
-    """A prompt, as token ids, and how to answer it.
-
-    Attributes:
-        decoder: of the answer.  thinking: how the model's thoughts are marked.
-        earlier: tokens that the conversation held in an earlier process, with which it ended there.
-        calls: of tools, that the answer may make.  seen: the images of the prompt's image tokens.
-        begun: what the prompt has of the answer already.
-    """
-
-    prompt: list[int]
-    decoder: StreamDecoder
-    options: GenerationOptions = field(default_factory=GenerationOptions)
-    thinking: Thinking = field(default_factory=Thinking)
-    earlier: int = 0
-    calls: "ToolGrammar | None" = None
-    seen: "Ids[ImageEmbedding]" = ()
-    begun: str = ""
-
-    def require_room(self, context: int) -> None:
-        """Raise UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        if not self.prompt:
-            raise UsageError("the prompt is empty")
-        if len(self.prompt) >= context:
-            length = len(self.prompt)
-            message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
-            raise ContextError(message, length - context + 1)
-
-    def resolve_keep(self, context: int) -> int | None:
-        """Return how many first tokens stay when the context is full; None without context shift.
-
-        Raises ContextError for a context that is too small for it, and as `require_room`.
-        """
-        if self.options.on_overflow != "shift":
-            self.require_room(context)
-            return None
-        kept = end_outside_images(self.prompt, SINKS if self.options.keep is None else self.options.keep)
-        require_shift(kept, context)
-        self.require_room(sys.maxsize)
-        return kept
-
-    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
-        """Make the state of an answer before its first token; vocab: its size. Raises UsageError."""
-        matcher, calls = None, self.calls
-        if self.options.constraint:
-            from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed
-
-            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
-        form = self.options.constraint
-        transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
-        if self.begun and matcher and (behind := matcher.copy()).accept_text(self.begun):
-            matcher = behind  # else what was said before is none of its form
-            transcript.go_on_from(self.begun)
-        if calls is None:
-            if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
-                return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
-            return AnswerState(transcript, self.thinking, matcher)
-        if calls.must:
-            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
-        if matcher is None or calls.wraps_whole_message:  # whose heads say what a message is
-            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
-        from localllm.generation.constraints.union_matcher import UnionMatcher
-
-        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
 
 
 class Search(Protocol):
@@ -173,6 +99,10 @@ class Request:
         ]
         for answer in self.answers:
             answer.kept, answer.end_ids = kept, tokenizer.end_ids
+            if task.options.ban:
+                from localllm.generation.banned import BannedStrings  # seldom needed
+
+                answer.banned = BannedStrings(task.options.ban, tokenizer)
         return self.answers
 
 
@@ -189,6 +119,16 @@ class Output(NamedTuple):
     logits: np.ndarray
 
 
+class AnswerPlace(NamedTuple):
+    """What an answer was like before one of its tokens; row: what that was sampled from, if not the logits."""
+
+    length: int
+    sampler: Sampler
+    guide: AnswerState
+    logprob: float
+    row: np.ndarray | None
+
+
 class Completion:
     """An answer that is being generated, with its statistics.
 
@@ -200,6 +140,7 @@ class Completion:
         logprobs: of each of its tokens, if requested.
         sequence: has read a prefix of `ids`; None while the answer waits. May be a ShiftedSequence.
         number: its index among the request's answers.
+        banned: finds banned strings, and has the tokens that may become one; None if there are none.
         guesses: the source of drafts, in small batches.
         known: logits after the prompt, float32 [1, vocab], if the prefix cache has them; until the answer begins.
         segments: of the prompt, see chunked_prefill.
@@ -227,21 +168,29 @@ class Completion:
         self.known: np.ndarray | None = None
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
+        self.banned: BannedStrings | None = None
         self.end_ids = frozenset[int]()
         self.dropped = self.skipped = self.steps = self.drafted = self.accepted = 0
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
         self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
-        self._chosen = 0
+        self._chosen = self._least = 0  # the fewest ids since the step began
         self.logprobs = list[LikelyToken]()
 
     @property
     def text(self) -> str:
-        return self.guide.transcript.text
+        text = self.guide.transcript.text
+        return text[: len(text) - len(self._held_text(ANSWER))] if self.banned else text
 
     @property
     def thinking(self) -> str:
-        return self.guide.transcript.thinking
+        text = self.guide.transcript.thinking
+        return text[: len(text) - len(self._held_text(THOUGHT))] if self.banned else text
+
+    def _held_text(self, kind: str) -> str:
+        """Return the text of one kind that may become a banned string."""
+        held = self.banned.held if self.banned else ()
+        return "".join(part.text for one in held for part in one.parts if part.kind == kind)
 
     @property
     def calls(self) -> "list[ToolCall]":
@@ -321,10 +270,14 @@ class Completion:
 
     def accept_logits(self, row: np.ndarray) -> Output:
         """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
-        if ends_answer(self.options, self.ids, row):
+        if self.options.ends_answer(self.ids, row):
             self.has_ended = True
             return Output(self, None, [], row)
-        token = self.guide.choose(self.sampler, processed_logits(self.options, self.ids, row))
+        return self._draw(row, self.options.processed_logits(self.ids, row))
+
+    def _draw(self, row: np.ndarray, processed: np.ndarray) -> Output:
+        """Go on with the token that is drawn from processed logits, float32 [vocab]; row: the model's."""
+        token = self.guide.choose(self.sampler, processed, self.banned)
         elapsed = perf_counter() - self.started
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s
@@ -342,6 +295,42 @@ class Completion:
         self.has_ended = self.guide.has_ended
         return Output(self, token, parts, row)
 
+    def _accept_certain(self, row: np.ndarray) -> list[Output]:
+        """Go on as accept_logits, around banned strings; return what is certain now."""
+        if self.banned is None:
+            return [self.accept_logits(row)]
+        if self.options.ends_answer(self.ids, row):
+            self.has_ended = True
+            return [*self._released(), Output(self, None, [], row)]
+        processed = self.options.processed_logits(self.ids, row)
+        while True:
+            sampler, guide = self.sampler.copy(), self.guide.copy()
+            place = AnswerPlace(len(self.ids), sampler, guide, self.logprob, None if processed is row else processed)
+            output = self._draw(row, processed)
+            if output.token is None:
+                return [*self._released(), output]
+            if (found := self.banned.push(output.token, place, row, output.parts)) is None:
+                return self._released()
+            self._go_back(found.before)
+            row = found.row
+            processed = row if found.before.row is None else found.before.row
+
+    def _released(self) -> list[Output]:
+        """Return the tokens that are held no more: all of them if the answer is complete."""
+        assert self.banned
+        released = self.banned.flush() if self.is_complete else self.banned.release()
+        return [Output(self, one.token, one.parts, one.row) for one in released]
+
+    def _go_back(self, place: AnswerPlace) -> None:
+        """Undo tokens; the sequence follows when the step ends."""
+        self._chosen -= len(self.ids) - place.length
+        del self.logprobs[max(place.length - len(self.prompt), 0) :]
+        del self.ids[place.length :]
+        self.sampler.restore(place.sampler)
+        self.guide.restore(place.guide)
+        self.logprob, self.has_ended = place.logprob, False
+        self._least = min(self._least, place.length)
+
     def extend(self, token: int, logprob: float) -> "Completion":
         """Return another answer that is a token longer, which may end it, and has no sequence; logprob: the token's."""
         twin = copy(self)
@@ -357,25 +346,39 @@ class Completion:
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
         """Accept the drafted tokens that match the sampled ones, and one more; drop the rest of the sequence.
 
+        Yields what is certain; the last output of a complete answer has the rest of its text.
+
         rows: logits float32 [1 + len(draft), vocab], after the newest token and each of the draft.
         """
-        before = len(self.ids)
+        before = self._least = len(self.ids)
         self.drafted += len(draft)
-        for row, guess in zip(rows, [*draft, None], strict=True):
-            output = self.accept_logits(row)
-            self.accepted += output.token is not None and output.token == guess
-            is_last = self.is_complete or self.ids[-1] != guess
+        for number, (row, guess) in enumerate(zip(rows, [*draft, None], strict=True)):
+            outputs = self._accept_certain(row)
+            is_right = len(self.ids) == before + number + 1 and self.ids[-1] == guess
+            self.accepted += is_right
+            is_last = self.is_complete or not is_right
             if is_last:
-                self._end_draft(draft, self.ids[before:])
-            yield output
+                self._end_draft(draft, before)
+            for output in outputs:
+                if self.is_complete and output is outputs[-1]:
+                    output.parts.extend(self.finish())
+                yield output
             if is_last:
                 return
 
-    def _end_draft(self, draft: Ids[int], drawn: list[int]) -> None:
-        """Forget what was wrong in a draft."""
+    def _end_draft(self, draft: Ids[int], before: int) -> None:
+        """Forget what was wrong in a draft, and in tokens before it: the answer had `before` ids then."""
+        drawn = self.ids[before:]
         right = sum(token == guess for token, guess in zip(drawn, draft, strict=False)) if draft else 0
+        if self._least < before:
+            if self.sequence:
+                self.sequence.truncate(self._least)
+            if self.guesses:
+                self.guesses.rewind(before - self._least)
+                self.guesses.learn(self.ids[self._least :])
+            return
         if self.sequence and right < len(draft):
-            self.sequence.truncate(len(self.ids) - len(drawn) + right)
+            self.sequence.truncate(before + right)
         if self.guesses:
             self.guesses.learn(drawn)
 

@@ -359,8 +359,6 @@ class Scheduler:
                 return
             for output in answering.accept_draft(draft, rows[:, : self._vocab]):
                 self.written += output.token is not None
-                if answering.is_complete:
-                    output.parts.extend(answering.finish())
                 if request.listener:
                     request.listener(*output)
                 if answering.finish_reason:

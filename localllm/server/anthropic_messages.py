@@ -25,6 +25,7 @@ from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
     MAX_STOPS,
+    parse_banned,
     parse_call_options,
     parse_json_options,
     parse_keep_alive,
@@ -86,7 +87,7 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
             constraint = constraint_of(format.get_mapping("schema"), **parse_json_options(body))
     options = GenerationOptions(
         max_tokens, stops, parse_sampling(body), constraint=constraint, tools=parse_tools(body), think=think,
-        think_budget=budget,
+        think_budget=budget, ban=parse_banned(body),
     )  # fmt: skip
     system = parse_system(body.get("system"))
     return GenerateRequest(body.get_text("model"), [system + parse_messages(body.require_list("messages"))], options)

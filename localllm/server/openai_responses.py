@@ -20,6 +20,7 @@ from localllm.server.ids import new_id
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
+    parse_banned,
     parse_json_options,
     parse_keep_alive,
     parse_sampling,
@@ -63,7 +64,7 @@ def parse_request(body: Body) -> GenerateRequest | None:
     constraint = constraint_of(schema, **parse_json_options(body))
     options = GenerationOptions(
         body.get_limit("max_output_tokens"), (), parse_sampling(body), constraint=constraint, tools=parse_tools(body),
-        think=EFFORTS[effort] if effort else "auto",
+        think=EFFORTS[effort] if effort else "auto", ban=parse_banned(body),
     )  # fmt: skip
     messages = parse_input(body)
     if not messages:

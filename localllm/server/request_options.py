@@ -29,6 +29,7 @@ DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(
 MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # of tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
+MAX_BANNED = 256
 MAX_LOGPROBS = 20  # alternatives per token
 # Fields of other servers without effect on a response: user, billing, storage.
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt",
@@ -103,10 +104,18 @@ def parse_options(
     for name in IGNORED_FIELDS:
         body.get(name)
     return GenerationOptions(
-        max_tokens, stop, parse_sampling(body), constraint=constraint, tools=tools,
+        max_tokens, stop, parse_sampling(body), ban=parse_banned(body), constraint=constraint, tools=tools,
         think=parse_think(body), think_budget=body.get_int("think_budget"),
         template_variables=dict(body.get_mapping("chat_template_kwargs") or {}),
     )  # fmt: skip
+
+
+def parse_banned(body: Body) -> tuple[str, ...]:
+    """Parse banned_strings, KoboldCpp's name. Raises UsageError."""
+    texts = body.get_texts("banned_strings")
+    if len(texts) > MAX_BANNED:
+        raise UsageError(f"banned_strings should be at most {MAX_BANNED} strings, not {len(texts)}")
+    return texts
 
 
 def apply_continuation(body: Body, options: GenerationOptions, messages: list[Message]) -> GenerationOptions:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 OF_ANSWERS = {
     "max_tokens": int,
     "stop": tuple,
+    "ban": tuple,
     "think": str,
     "think_budget": int,
     "on_overflow": str,

@@ -103,6 +103,8 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
     if others := choices.drawing().keys() - set(known):
         raise UsageError(f"diffusion models do not support {min(others).replace('_', '-')}")
+    if choices.ban:
+        raise UsageError("diffusion models do not support ban: they do not write from left to right")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
     options = DiffusionOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
     options.require_valid()

@@ -26,6 +26,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     more = {**choices.thoughts.as_fields(), "constraint": choices.shape.constraint()}
+    more["ban"] = tuple(choices.ban or ())
     if not isinstance(choices, GenerationGroup):
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
     keep = choices.keep

@@ -344,6 +344,15 @@ class Answers:
             help="Stop generating at this text; it is not printed.  [repeatable]",
         ),
     ] = None
+    ban: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ban",
+            metavar="TEXT",
+            help="Never say this text, in upper or lower case: go back to where it begins, and go on otherwise."
+            "  [repeatable]",
+        ),
+    ] = None
     escape: Annotated[
         bool, typer.Option("-e/--no-escape", "--escape", help=r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
     ] = False

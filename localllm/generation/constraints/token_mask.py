@@ -16,6 +16,7 @@ from localllm.generation.tools.tool_call_parser import CALL
 from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
+    from localllm.generation.banned import BannedStrings
     from localllm.generation.constraints.constraint import Matcher
     from localllm.generation.constraints.union_matcher import TokenMatcher
     from localllm.generation.sampling.sampler import Sampler
@@ -68,6 +69,10 @@ class AnswerState:
         twin._calls = self._calls and self._calls.copy()
         return twin
 
+    def restore(self, earlier: "AnswerState") -> None:
+        """Go back to where a copy was made, which goes on by itself."""
+        vars(self).update(vars(earlier.copy()))
+
     @property
     def has_ended(self) -> bool:
         """Return whether the answer ends here: at a stop string, or where the constraint allows only the end."""
@@ -79,9 +84,12 @@ class AnswerState:
         """Return whether the mask has any effect."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
-    def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:
+    def choose(self, sampler: "Sampler", logits: np.ndarray, banned: "BannedStrings | None" = None) -> int:
         """Choose the next token from logits float32 [vocab] or longer. Raises as Sampler.sample."""
-        return sampler.sample(logits, self.allowed_mask(sampler.vocab))
+        allowed = self.allowed_mask(sampler.vocab)
+        if banned and banned.barred:
+            allowed = banned.require_choice(sampler.vocab, allowed)
+        return sampler.sample(logits, allowed)
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:
         """Compute the mask of the next tokens, bool [vocab]; None: all. Raises ConstraintError."""
@@ -162,6 +170,9 @@ class ForcedTokensProposer:
 
     def push(self, tokens: Sequence[int]) -> None:
         """Ignore the tokens: the mask already knows them."""
+
+    def rewind(self, count: int) -> None:
+        """Ignore that tokens are undone: the mask already knows."""
 
     def propose(self) -> Iterator[Guess]:
         return (Guess(token, SURE) for token in self._guide.expected_tokens())

@@ -56,6 +56,10 @@ class Sampler:
             twin.vocab, twin._ids, twin._state.vocab = vocab, self._ids[:vocab], vocab
         return twin
 
+    def restore(self, earlier: "Sampler") -> None:
+        """Go back to where a copy was made, which goes on by itself."""
+        self._state = earlier._state.copy()
+
     def read(self, prompt: Sequence[int]) -> None:
         """Set the prompt, which penalties look back on, but not on its images."""
         prompt, most = without_images(prompt), self._state.history.most

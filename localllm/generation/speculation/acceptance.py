@@ -46,6 +46,9 @@ class Proposer(Protocol):
     def push(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
 
+    def rewind(self, count: int) -> None:
+        """Drop the last tokens of the text, or keep them if they are only where guesses come from."""
+
     def propose(self) -> Iterator[Guess]:
         """Yield draft tokens, computed on demand."""
         ...
@@ -277,6 +280,11 @@ class Guesser:
         self._guesses, self._planned = [], 0
         self._proposer.push(tokens)
 
+    def rewind(self, count: int) -> None:
+        """Drop the last tokens of the text; the latest drafts say nothing."""
+        self._guesses, self._planned = [], 0
+        self._proposer.rewind(count)
+
 
 class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
@@ -307,3 +315,8 @@ class Guesses:
         """Learn from the drawn tokens which draft tokens were right."""
         for source in self._sources:
             source.push(drawn)
+
+    def rewind(self, count: int) -> None:
+        """Drop the last tokens of the text, as many as were undone before the latest step."""
+        for source in self._sources:
+            source.rewind(count)

@@ -95,6 +95,11 @@ class DraftModel:
         self._text += tokens
         self._readable = self._readable and all(token < self._vocab for token in tokens)
 
+    def rewind(self, count: int) -> None:
+        """Drop the last tokens of the text."""
+        del self._text[len(self._text) - count :]
+        self._right = min(self._right, len(self._text))
+
     def propose(self) -> Iterator[Guess]:
         """Draft what the model would write, up to the end of the answer or of its context; one run for each token."""
         held = self._sequence.tokens

@@ -89,6 +89,9 @@ class NGrams:
             column.append(value)
         return len(self._length) - 1
 
+    def rewind(self, count: int) -> None:
+        """Keep what was undone, as an earlier text: it was written here once."""
+
     def propose(self) -> Iterator[Guess]:
         """Draft what followed the last time; a token's trust is the length of the match before it."""
         return copy_after(self.tokens, self.place, self.agreed) if self.agreed else iter(())
@@ -135,6 +138,9 @@ class Copies:
         """Remember where a copy was left."""
         if self._place is not None and self._followed > 1 and self._place not in self._left:
             self._left.appendleft(self._place)
+
+    def rewind(self, count: int) -> None:
+        """Keep what was undone, as `grams` does."""
 
     def propose(self) -> Iterator[Guess]:
         """Draft the next tokens of the original; a token's trust is the number of copied tokens before it."""

@@ -75,6 +75,10 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
+    if options.ban:
+        if dialect.name != "localllm":
+            raise refusal("ban", dialect)
+        request["banned_strings"] = [*options.ban]
     for name in CALLABLES:
         if getattr(options, name):
             raise refusal(name, dialect)

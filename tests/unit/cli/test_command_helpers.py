@@ -610,8 +610,8 @@ def test_system_messages(tmp_path: Path):
 
 
 def test_options_of_models_that_fill_places():
-    def choices(max_tokens: int | None = None, **drawing: Any) -> Any:
-        return SimpleNamespace(max_tokens=max_tokens, drawing=lambda: drawing)
+    def choices(max_tokens: int | None = None, ban: Any = None, **drawing: Any) -> Any:
+        return SimpleNamespace(max_tokens=max_tokens, ban=ban, drawing=lambda: drawing)
 
     usual: Any = diffusion_options(choices(), Diffusion())
     assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
@@ -634,6 +634,8 @@ def test_options_of_models_that_fill_places():
     assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
     with pytest.raises(UsageError, match="1 to 10000 steps"):
         diffusion_options(choices(), Diffusion(steps=0))
+    with pytest.raises(UsageError, match="do not support ban"):
+        diffusion_options(choices(ban=["x"]), Diffusion())
     with pytest.raises(UsageError, match="do not support min-p"):
         diffusion_options(choices(min_p=0.1, temperature=1.0), Diffusion())
     require_plain(n=False)

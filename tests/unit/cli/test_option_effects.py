@@ -63,8 +63,8 @@ ANSWERS: dict[str, Told] = {
         "max_tokens": 7, "stop": ["a", "b"], "think": "off", "think_budget": 9,
         "template_variables": {"a": 1, "b": [2]},
     },
-    r"-n -1 -e -r \t --think-budget -1 -s -1 --dry-sequence-breaker none": {
-        "stop": ["\t"], "dry_sequence_breakers": [],
+    r"-n -1 -e -r \t --ban x --ban \x41 --think-budget -1 -s -1 --dry-sequence-breaker none": {
+        "stop": ["\t"], "ban": ["x", "A"], "dry_sequence_breakers": [],
     },
     "-s 5 --temp 0.31 --top-k 9 --typical 0.4 --top-p 0.6 --min-p 0.2 --repeat-penalty 1.3 --presence-penalty 0.7 "
     "--frequency-penalty 0.8 --repeat-last-n 11 --top-n-sigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.3": {

@@ -43,17 +43,19 @@ OWN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ({"model": "m", "n": 3, "best_of": 3, "logprobs": 0}, {"model": "m", "n": 3, "top_logprobs": 0}),
         ({"max_tokens": 0}, {"max_tokens": 0}), ({"prompt": [1, 2]}, {"prompts": [[1, 2]]}),
         ({"prompt": ["a", [1]], "logprobs": 3}, {"prompts": ["a", [1]], "top_logprobs": 3}),
-        ({"stop": ["b"]}, {"stop": ["b"]}),
+        ({"stop": ["b"]}, {"stop": ["b"]}), ({"banned_strings": "b"}, {"ban": ["b"]}),
     ],
     "response": [
         ({"model": "m", "max_output_tokens": 5, "reasoning": {"effort": "high"}},
          {"model": "m", "max_tokens": 5, "think": "high"}),
+        ({"banned_strings": ["b"]}, {"ban": ["b"]}),
         ({"instructions": "i"}, {"prompts": [[{"role": "system", "content": "i"}, *asked("x")]]}),
     ],
     "message": [
         ({"model": "m", "max_tokens": 5, "stop_sequences": ["a"]}, {"model": "m", "max_tokens": 5, "stop": ["a"]}),
         ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"think": "on", "think_budget": 7}),
         ({"thinking": {"type": "disabled", "budget_tokens": 7}}, {"think": "off"}),
+        ({"banned_strings": ["a", "b"]}, {"ban": ["a", "b"]}),
         ({"system": "s"}, {"prompts": [[{"role": "system", "content": "s"}, *asked("x")]]}),
     ],
 }  # fmt: skip
@@ -127,6 +129,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{}]}]},
         r"messages\[0\].content: a block should be an object",
     ),
+    ("chat", {"banned_strings": ["x"] * 257}, "banned_strings should be at most 256 strings, not 257"),
     ("message", {"stop_sequences": ["x"] * 17}, "stop_sequences should be at most 16 strings, not 17"),
     (
         "message",

@@ -53,6 +53,12 @@ def test_names_of_other_programs():
     assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: told[name] for name in [*told][1:]}}
 
 
+def test_only_this_program_bans_texts():
+    assert request_of(GenerationOptions(ban="x"), Form(), OURS) == {"banned_strings": ["x"]}
+    with pytest.raises(UsageError, match="ban is not available with this endpoint"):
+        request_of(GenerationOptions(ban="x"), Form(), LLAMA)
+
+
 def test_refusals_name_the_program():
     """By an option that each of them lacks."""
     for dialect, option, name in (

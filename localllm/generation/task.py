@@ -1,0 +1,87 @@
+"""A prompt, and how it is to be answered."""
+
+import sys
+from collections.abc import Sequence as Ids
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from localllm.engine.image_tokens import end_outside_images
+from localllm.errors import ContextError, UsageError
+from localllm.frozen import frozen
+from localllm.generation.constraints.token_mask import AnswerState
+from localllm.generation.context_overflow import SINKS, require_shift
+from localllm.generation.options import GenerationOptions
+from localllm.generation.reasoning import Thinking
+from localllm.generation.transcript import Transcript
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.engine.image_tokens import ImageEmbedding
+    from localllm.generation.tools.tool_grammar import ToolGrammar
+
+
+@frozen
+class Task:
+    """A prompt, as token ids, and how to answer it.
+
+    Attributes:
+        decoder: of the answer.  thinking: how the model's thoughts are marked.
+        earlier: tokens that the conversation held in an earlier process, with which it ended there.
+        calls: of tools, that the answer may make.  seen: the images of the prompt's image tokens.
+        begun: what the prompt has of the answer already.
+    """
+
+    prompt: list[int]
+    decoder: StreamDecoder
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    thinking: Thinking = field(default_factory=Thinking)
+    earlier: int = 0
+    calls: "ToolGrammar | None" = None
+    seen: "Ids[ImageEmbedding]" = ()
+    begun: str = ""
+
+    def require_room(self, context: int) -> None:
+        """Raise UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        if not self.prompt:
+            raise UsageError("the prompt is empty")
+        if len(self.prompt) >= context:
+            length = len(self.prompt)
+            message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
+            raise ContextError(message, length - context + 1)
+
+    def resolve_keep(self, context: int) -> int | None:
+        """Return how many first tokens stay when the context is full; None without context shift.
+
+        Raises ContextError for a context that is too small for it, and as `require_room`.
+        """
+        if self.options.on_overflow != "shift":
+            self.require_room(context)
+            return None
+        kept = end_outside_images(self.prompt, SINKS if self.options.keep is None else self.options.keep)
+        require_shift(kept, context)
+        self.require_room(sys.maxsize)
+        return kept
+
+    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
+        """Make the state of an answer before its first token; vocab: its size. Raises UsageError."""
+        matcher, calls = None, self.calls
+        if self.options.constraint:
+            from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed
+
+            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
+        form = self.options.constraint
+        transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
+        if self.begun and matcher and (behind := matcher.copy()).accept_text(self.begun):
+            matcher = behind  # else what was said before is none of its form
+            transcript.go_on_from(self.begun)
+        if calls is None:
+            if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
+                return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
+            return AnswerState(transcript, self.thinking, matcher)
+        if calls.must:
+            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
+        if matcher is None or calls.wraps_whole_message:  # whose heads say what a message is
+            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.constraints.union_matcher import UnionMatcher
+
+        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
