@@ -10,14 +10,14 @@
     python scripts/human_eval.py MODEL.gguf --answers FILE        # keep the answers; what is there is not asked again
     python scripts/human_eval.py http://127.0.0.1:8080/v1 --callers 16   # ask a server: ours, llama-server, any
 
-What else is given goes to `map`. Each answer's code is executed with the task's tests by confined_python.py, and
-nowhere else. One line tells how many are right, and how long the answers took; --list also which are not, and why.
+What else is given goes to `map`. Each answer's code is executed with the task's tests as by `localllm eval`'s grader
+`program`, and nowhere else. One line tells how many are right, and how long the answers took; --list also which are
+not, and why.
 """
 
 import argparse
 import gzip
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from confined_python import Outcome, reason_against, run_confined  # noqa: E402
 from real_models import read_table  # noqa: E402
+
+from localllm.services.graders import program_of  # noqa: E402
+from localllm.services.tools.confined_python import Outcome, reason_against, run_confined  # noqa: E402
 
 ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"
 ASK_FOR_JSON = 'Complete this Python function. Answer with JSON, {"code": the function}.\n\n```python\n{prompt}```'
@@ -56,18 +58,9 @@ def read_tasks(path: Path | None = None) -> list[Task]:
     return [Task(*(row[field] for field in Task._fields)) for row in rows]
 
 
-def code_of(task: Task, answer: str) -> str:
-    """Return an answer's program: the code block with the function, or the continued prompt."""
-    blocks = re.findall(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", answer, re.DOTALL) or [answer]
-    head = f"def {task.entry_point}("
-    whole = [block for block in blocks if head in block]
-    before = task.prompt.partition(head)[0]  # imports, and functions that this one uses
-    return f"{before}\n{whole[0]}" if whole else task.prompt + blocks[0]
-
-
 def judge(task: Task, answer: str) -> Outcome:
     """Whether an answer's code passes the task's tests. Raises RuntimeError where it cannot be confined."""
-    return run_confined(f"{code_of(task, answer)}\n\n{task.test}\n\ncheck({task.entry_point})\n")
+    return run_confined(program_of(task._asdict(), answer))
 
 
 def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, Outcome]:

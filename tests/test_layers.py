@@ -117,6 +117,7 @@ def test_no_command_imports_another():
         "chat",
         "completion",
         "config",
+        "eval",
         "fit",
         "help",
         "imatrix",

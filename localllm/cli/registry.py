@@ -15,8 +15,8 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "serve", "launch", "search", "ask", "embed", "rerank", "inspect", "tokenize", "quantize",
-    "imatrix", "split", "merge", "edit", "verify", "perplexity", "bench", "warmup", "cache", "replay", "list", "pull",
-    "rm", "fit", "sessions", "templates", "config", "completion", "help",
+    "imatrix", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache", "replay", "list",
+    "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # in the environment: a shell asks, see completion.py
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}

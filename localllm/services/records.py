@@ -185,7 +185,7 @@ class Prompts:
                 raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
             instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
             return [*instruction, *fields["messages"]]
-        own = next((name for name in ("prompt", "line") if name in fields), None)
+        own = next((name for name in ("prompt", "question", "line") if name in fields), None)
         if own is None:
             raise UsageError('the record has no field "messages" or "prompt"; add one or give a prompt')
         return self._chat(text_of(fields, own), images_of(fields))

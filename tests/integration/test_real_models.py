@@ -18,9 +18,10 @@ from project import GOLDENS, ROOT, SUPPORT
 import localllm
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from confined_python import reason_against
 from human_eval import answer_all, judge_all, read_tasks
 from json_tasks import is_right, read_json_tasks
+
+from localllm.services.tools.confined_python import reason_against
 
 pytestmark = pytest.mark.real
 

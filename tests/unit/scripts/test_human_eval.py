@@ -8,8 +8,10 @@ import pytest
 from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from confined_python import reason_against
-from human_eval import Task, code_of, judge_all, read_tasks, text_of
+from human_eval import Task, judge_all, read_tasks, text_of
+
+from localllm.services.graders import program_of
+from localllm.services.tools.confined_python import reason_against
 
 PROMPT = 'import math\n\ndef helper(x):\n    return math.sqrt(x)\n\ndef root(x):\n    """The root."""\n'
 TASK = Task("T/0", PROMPT, "root", "def check(candidate):\n    assert candidate(16) == 4")
@@ -33,7 +35,7 @@ def test_answers_are_judged():
 
 
 def test_code_has_what_stands_before_the_function():
-    assert code_of(TASK, ANSWERS["a block"]).startswith("import math\n\ndef helper")
+    assert program_of(TASK._asdict(), ANSWERS["a block"]).startswith("import math\n\ndef helper")
 
 
 def test_code_within_json():

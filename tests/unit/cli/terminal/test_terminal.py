@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from invoked import Opened
 
-from localllm.cli import main
+from localllm.cli import main, map_run
 from localllm.cli.commands import chat
-from localllm.cli.commands import map as map_command
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.terminal import line_editor, tool_calls, type_ahead
 from localllm.cli.terminal import output as terminal
@@ -140,8 +139,8 @@ def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
     stopped, before = [], lambda number, frame: None
     signal.signal(signal.SIGINT, before)
     for there, line in ((False, ""), (True, "\n")):
-        monkeypatch.setattr(map_command, "is_terminal", lambda stream, there=there: there)
-        with pytest.raises(KeyboardInterrupt), map_command.finishing(lambda: stopped.append(1)):
+        monkeypatch.setattr(map_run, "is_terminal", lambda stream, there=there: there)
+        with pytest.raises(KeyboardInterrupt), map_run.finishing(lambda: stopped.append(1)):
             signal.raise_signal(signal.SIGINT)
             assert stopped == [1]
             signal.raise_signal(signal.SIGINT)

@@ -1,14 +1,11 @@
-"""Python that a model wrote, as scripts run it: what it can do, and what not."""
+"""Python that a model wrote, as `eval` runs it: what it can do, and what not."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from project import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import confined_python
-from confined_python import run_confined
+from localllm.services.tools import confined_python
+from localllm.services.tools.confined_python import run_confined
 
 pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
 

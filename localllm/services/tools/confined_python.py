@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Run Python that a model wrote: in a process that can harm nothing, for some seconds, in some memory.
 
 On Linux alone. The process sees what programs are made of and writes in an empty folder (Landlock, as localllm's tool
@@ -6,7 +5,8 @@ On Linux alone. The process sees what programs are made of and writes in an empt
 memory, time and files. Where the kernel has neither, nothing is run.
 
 `run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
-confines itself and becomes Python that runs PROGRAM.
+confines itself and becomes Python that runs PROGRAM. It imports no other module of localllm, and runs under
+`python -I -S`.
 """
 
 import ctypes
@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
 SECONDS, BYTES = 10.0, 1 << 30
 MOST_WRITTEN = 1 << 24  # bytes of a file
 
@@ -51,8 +50,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def reason_against() -> str:
-    """Why nothing can be confined here; "" if it can."""
-    sys.path.insert(0, str(ROOT))
+    """Return why nothing can be confined here; "" if it can."""
     from localllm.services.tools import confined
 
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
@@ -83,7 +81,7 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
     return Outcome(process.returncode == 0, (lines or [f"exit code {process.returncode}"])[-1])
 
 
-def end_group(process: subprocess.Popen) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and what it has begun."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
@@ -123,7 +121,7 @@ def become(folder: str, seconds: float, memory: int, program: str) -> None:
     """Confine this process, and run the program in its place."""
     import importlib.util
 
-    source = ROOT / "localllm" / "services" / "tools" / "confined.py"
+    source = Path(__file__).with_name("confined.py")
     found = importlib.util.spec_from_file_location("confined", source)
     assert found and found.loader
     confined = importlib.util.module_from_spec(found)

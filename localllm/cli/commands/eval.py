@@ -1,0 +1,154 @@
+"""localllm eval: how many questions models answer right."""
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.offers import offer_models
+from localllm.cli.parameters import group
+from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.terminal.output import write
+from localllm.cli.terminal.render import count_noun, one_line, table
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.services.evaluation import Comparison, Evaluation
+
+
+@group
+class PromptGroup:
+    """Prompts."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "-p",
+            "--prompt",
+            metavar="TEXT",
+            help='Prompt template, as of `map`: {question} is the field "question".  [default: the record\'s prompt]',
+        ),
+    ] = None
+    system: options.System = None
+    system_file: options.SystemFile = None
+    chat_template: options.ChatTemplate = None
+
+
+def eval(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL... QUESTIONS",
+            autocompletion=offer_models,
+            help="One or more models, and a file of questions: JSONL, an object per line.",
+        ),
+    ],
+    *,
+    grader: Annotated[
+        Literal["exact", "number", "choice", "regex", "json", "program"],
+        typer.Option("--grader", metavar="NAME", help="Grader of questions that name none.  [default: exact]"),
+    ] = "exact",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="JSONL file for the answers; questions that it already answers are skipped. With several models, each "
+            "has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
+        ),
+    ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Answer the questions that FILE already answers again, and replace them.")
+    ] = False,
+    prompts: PromptGroup,
+    engine: options.EngineGroup,
+    choices: options.Answers,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure how many questions models answer right.
+
+    Each line of QUESTIONS is a JSON object: "prompt", "question" or "messages", the right "answer", and "grader" if it
+    is not --grader's: exact (the same text), number (the last number), choice (of "choices", by default A, B, C, D),
+    regex (found in the answer), json ("schema", "answer" or both), program ("test", Python that is run after the
+    answer's code in a confined process; HumanEval's files are such). Prints how many are right, with 95% Wilson
+    intervals, and for each two models McNemar's test. Answers are greedy unless --temp is given.
+
+    Examples:
+      localllm eval model.gguf questions.jsonl
+      localllm eval big.gguf small.gguf questions.jsonl -o answers.jsonl --json
+      localllm eval model.gguf HumanEval.jsonl --grader program -n 512 -p "Complete this function: {prompt}"
+    """
+    from localllm.cli.eval_run import answer_questions
+    from localllm.cli.map_io import content
+    from localllm.files.text_file import decode_text
+    from localllm.services.evaluation import Evaluation, Questions, compare
+    from localllm.services.map import MapJob
+    from localllm.services.records import Prompts, read_records
+
+    if len(paths) < 2:
+        raise UsageError("give MODEL and QUESTIONS: localllm eval MODEL QUESTIONS.jsonl")
+    if redo and output is None:
+        raise UsageError("--redo is about the answers in the output file: give -o FILE")
+    *models, file = paths
+    outputs = output_names(output, models)
+    data = decode_text(content(file), file).encode()
+    questions = Questions(read_records(data, ".jsonl"), grader, file)
+    if choices.sampling.temperature is None:
+        choices.sampling.temperature = 0.0
+    system = asking.system_message(prompts.system, prompts.system_file)
+    held = engine.context, engine.threads, engine.cache.types()
+    evaluations, failed = list[Evaluation](), 0
+    for model, own in zip(models, outputs, strict=True):
+        path = os.path.abspath(resolve_model_path(model))
+        job = MapJob(
+            path, Prompts(prompts.prompt, None, system),
+            asking.generation_options(None, choices), 1, True, *held, prompts.chat_template, json_as_text=True,
+        )  # fmt: skip
+        results = answer_questions(job, engine, questions.records, (data, file), own, redo)
+        failed += sum("error" in result for result in results)
+        evaluations.append(Evaluation(model, questions.grade(results)))
+    report(evaluations, compare(evaluations), as_json)
+    if failed:
+        raise RecordsError(f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json tells why")
+
+
+def output_names(output: str | None, models: list[str]) -> list[str | None]:
+    """Return the output file of each model. Raises UsageError if two models would have the same."""
+    if output is None or len(models) == 1:
+        return [output] * len(models)
+    start, end = os.path.splitext(output)
+    names = [f"{start}-{os.path.basename(model).removesuffix('.gguf').replace(':', '-')}{end}" for model in models]
+    if len({*names}) < len(names):
+        raise UsageError("two models have the same name: evaluate them one by one, each with its own -o FILE")
+    return [*names]
+
+
+def report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]", as_json: bool) -> None:
+    """Print the table, or JSON."""
+    if as_json:
+        facts = {
+            "models": [evaluation.facts() for evaluation in evaluations],
+            "comparisons": [asdict(comparison) for comparison in comparisons],
+        }
+        write(json.dumps(facts, ensure_ascii=False) + "\n")
+        return
+    rows = []
+    for each in evaluations:
+        low, high = each.interval
+        share = f"{100 * each.correct / each.total:.1f}%"
+        rows.append(
+            (one_line(each.model), str(each.correct), str(each.total), share, f"{100 * low:.1f}% to {100 * high:.1f}%")
+        )
+    lines = table(("model", "right", "of", "share", "95% interval"), rows)
+    lines += [""] if comparisons else []
+    lines += [
+        f"{one_line(each.first)} against {one_line(each.second)}: {each.only_first} right only by the first, "
+        f"{each.only_second} only by the second, p = {each.p:.3g} (McNemar)"
+        for each in comparisons
+    ]
+    write("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,66 @@
+"""Answer the questions of `localllm eval` as `localllm map` answers records."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
+
+from localllm.cli.map_io import Progress, Writer
+from localllm.cli.map_run import answer, of_input, open_mapping
+from localllm.cli.terminal.output import say
+from localllm.cli.terminal.render import count_noun
+from localllm.errors import RecordsError
+from localllm.files.jsonl_file import JsonlFile
+from localllm.services.map import MapJob, belonging, select_unfinished
+
+if TYPE_CHECKING:
+    from localllm.cli.options.shared import EngineGroup
+    from localllm.services.map import Result
+    from localllm.services.records import Record
+
+
+class Collector(Writer):
+    """Collects results, and writes them to a file if there is one."""
+
+    def __init__(self, out: JsonlFile | None):
+        super().__init__(out, "jsonl", None, ())
+        self.results: list[Result] = [] if out is None else [*out.records]
+
+    def __call__(self, result: "Result") -> None:
+        self.results.append(result)
+        if self._out:
+            super().__call__(result)
+
+
+def answer_questions(
+    job: MapJob,
+    engine: "EngineGroup",
+    records: "Sequence[Record]",
+    input: tuple[bytes, str],
+    output: str | None,
+    redo: bool,
+) -> "list[Result]":
+    """Return a model's answers to all records, those that failed among them, in the records' order.
+
+    input: the file's bytes and its name.  output: a file that keeps answers, and may have some, or None. Raises
+    KeyboardInterrupt if some are left after Ctrl-C, and UsageError as `map` does.
+    """
+    everything, (data, name) = list(records), input
+    inputs = (job.path, name)
+    keep = bool if redo else belonging(everything, output or "")
+    written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
+    with of_input(output, data, name, job.digests(job.path), redo) as remember, written as out:
+        if redo and out is not None:
+            out.clear()
+        put = Collector(out)
+        left = select_unfinished(everything, put.results)
+        progress = Progress(left, len(everything) - len(left))
+        if progress.before:
+            say(f"localllm: {output} answers {progress.before} of {count_noun(len(everything), 'question')} already")
+        if left:
+            with open_mapping(job, engine, left, None, progress, raw=False) as mapping:
+                remember()
+                answer(mapping, left, put, progress, as_finished=False)
+            with suppress(RecordsError):  # the caller counts them
+                progress.end(stats=False)
+    order = {record.id: place for place, record in enumerate(everything)}
+    return sorted(put.results, key=lambda result: order[result["id"]])

@@ -1,0 +1,116 @@
+"""Run a job of `localllm map` or `eval`: its output's provenance, the open model, answers as they come, Ctrl-C."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.prompt_input import warn_of_template
+from localllm.cli.terminal.output import is_terminal
+
+if TYPE_CHECKING:
+    from localllm.cli.map_io import Progress, Writer
+    from localllm.services.map import ChoiceMapping, MapJob, Mapping
+    from localllm.services.map_ray import RayMapping
+    from localllm.services.record_stream import RecordStream
+    from localllm.services.records import Record
+    from localllm.services.remote.mapping import RemoteMapping
+    from localllm.services.remote.model import RemoteModel
+
+
+@contextmanager
+def of_input(
+    output: str | None, data: bytes | None, name: str, by: dict[str, str], redo: bool, any_model: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that records in the output which input it is for, and what answers it.
+
+    data: None for a stream, whose records are compared as they come.  by: hashes of what the answers depend on besides.
+    redo: whether the output may be of another input, or by another model.  any_model: whether it may be by another
+    model. Raises UsageError if it is, and may not.
+    """
+    from localllm.files import provenance as origin
+
+    now = origin.Provenance.of(data or b"", name, by)
+    if output is None:
+        yield lambda: None
+        return
+    if not redo:
+        origin.require_same_input(output, data, now, any_model)
+    try:
+        yield lambda: origin.write_record(output, now)
+    finally:
+        origin.remove_record(output)
+
+
+@contextmanager
+def open_mapping(
+    job: "MapJob",
+    engine: options.EngineGroup,
+    records: "list[Record] | RecordStream",
+    ray: str | None,
+    progress: "Progress",
+    raw: bool,
+    there: "RemoteModel | None" = None,
+) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
+    """Start the job on this computer, on a Ray cluster or with a server."""
+    if there is not None:
+        from localllm.services.remote.mapping import RemoteMapping
+
+        yield RemoteMapping(there, job.prompts, job.options, records, job.n, job.json_as_text)
+        return
+    if ray is not None:
+        from localllm.services.map_ray import RayMapping
+
+        assert isinstance(records, list)
+        yield RayMapping(job, records, ray)
+        return
+    from localllm.services.map import ChoiceMapping, Mapping
+
+    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as here:
+        if not raw:
+            warn_of_template(here)
+        kind = ChoiceMapping if job.choices else Mapping
+        mapping: ChoiceMapping | Mapping = kind(here, job, records, lambda: progress.show(mapping))
+        yield mapping
+
+
+def answer(
+    mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping",
+    records: "list[Record] | RecordStream",
+    put: "Writer",
+    progress: "Progress",
+    as_finished: bool,
+) -> None:
+    """Write what comes."""
+    from localllm.services.map import in_order
+
+    order = records if isinstance(records, list) else records.pending
+    with finishing(mapping.stop), progress:
+        for _, result in mapping if as_finished else in_order(mapping, order):
+            progress.count(result)
+            put(result)
+            progress.show(mapping)
+
+
+@contextmanager
+def finishing(stop: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C finish the running records first; a second one interrupts."""
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(OSError):  # not `say`, which may be what was interrupted
+            os.write(
+                2,
+                b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",
+            )
+        stop()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
