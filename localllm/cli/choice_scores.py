@@ -11,6 +11,7 @@ from localllm.cli.terminal.render import count_noun
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
     from localllm.services.choice_scores import ChoiceScore
 
 NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice": "multiple choice"}
@@ -18,7 +19,7 @@ NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice"
 
 def score_file(
     model: str, path: str | None, kind: str, most: int, *, context: int | None, threads: int | None, kv_type: str,
-    as_json: bool,
+    rope: "RopeScaling | None", as_json: bool,
 ) -> None:  # fmt: skip
     """Print a model's accuracy on the tasks of a file; on Ctrl-C, on those so far. Raises UsageError."""
     from localllm.api import open_model
@@ -30,7 +31,8 @@ def score_file(
         raise UsageError(f"TEXT is missing: give a file of {NAMES[kind]} tasks")
     tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), most)
     line, model_path, score = ProgressLine(), resolve_model_path(model), ChoiceScore(kind)
-    with open_model(model_path, threads, context, kv_type, progress=opening.compiling(line), cache=False) as opened:
+    compiling = opening.compiling(line)
+    with open_model(model_path, threads, context, kv_type, progress=compiling, cache=False, rope=rope) as opened:
         line.clear()
         end_on_bus_error(model_path)
         opening.warn(opened.warnings)

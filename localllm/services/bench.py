@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import lane_name, this_lane
 from localllm.services.token_costs import MatrixCosts
 from localllm.system.cpu import processor_name, usable_cores
+
+if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
 
 OnStep = Callable[[str], None]  # told what is being done
 
@@ -200,7 +203,7 @@ class Bench:
 
     def run(
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
-        device: str = "cpu", gpu_layers: int | str = "auto",
+        device: str = "cpu", gpu_layers: int | str = "auto", rope: "RopeScaling | None" = None,
     ) -> Iterator[Result]:  # fmt: skip
         """Run all tests with each number of threads (None: the default). Raises as open_model does."""
         if repetitions < 1:
@@ -208,7 +211,7 @@ class Bench:
         context = max(test.end for test in tests)
         for count in threads or [usable_cores()]:
             with open_model(
-                self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers
+                self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers, rope=rope
             ) as model:
                 model.engine.prepare_all()
                 self.model = facts(model)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from localllm.services.chunks import with_bos
 from localllm.services.quantization_info import describe_quantization
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 from localllm.system.cpu import usable_cores
+
+if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
 
 # Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
 # batches round. A piece's logits are 66 MB with a vocabulary of 128k.
@@ -47,12 +50,13 @@ class ChunkReader:
         threads: int | None,
         progress: Progress | None = None,
         kv_type: str = "f16",
+        rope: "RopeScaling | None" = None,
     ):
         """Open the model.
 
-        progress(done, total): called while kernels compile. Raises as api.open_model does.
+        progress(done, total): called while kernels compile. rope: as of open_model. Raises as api.open_model does.
         """
-        self._model = open_model(path, threads, size, kv_type, progress=progress)
+        self._model = open_model(path, threads, size, kv_type, progress=progress, rope=rope)
         self.path, self.tokenizer = self._model.path, self._model.tokenizer
         self.made_with = describe_quantization(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings

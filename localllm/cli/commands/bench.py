@@ -84,6 +84,7 @@ def bench(
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
     cache: options.Cache,
+    rope: options.Rope,
     as_markdown: Annotated[
         bool, typer.Option("--md", help="Print a Markdown table (the default if stdout is not a terminal).")
     ] = False,
@@ -112,11 +113,14 @@ def bench(
     path = resolve_model_path(model)
     end_on_bus_error(path)
     if makes_no_text(path):
+        if rope.scaling():
+            raise UsageError("an embedding model's positions are as its file says: leave out the --rope options")
         show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
         return
     opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
-        for result in opened.run(tests, threads, repetitions, cache.types(), device, options.layer_count(gpu_layers)):
+        layers = options.layer_count(gpu_layers)
+        for result in opened.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()):
             results.append(result)
     finally:
         line.clear()

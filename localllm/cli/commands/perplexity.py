@@ -58,6 +58,7 @@ def perplexity(
     threads: options.Threads = None,
     tasks: ChoiceTaskGroup,
     cache: options.Cache,
+    rope: options.Rope,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -80,7 +81,10 @@ def perplexity(
     if chosen := tasks.select():
         if chunks is not None or save_logits is not None or kl_divergence or base is not None:
             raise UsageError(f"--{chosen[0]} scores tasks: leave out the options for chunks and logits")
-        score_file(model, text, *chosen, context=context, threads=threads, kv_type=cache.types(), as_json=as_json)
+        score_file(
+            model, text, *chosen, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
+            as_json=as_json,
+        )  # fmt: skip
         return
     check(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import LogitsFile
@@ -100,7 +104,7 @@ def perplexity(
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None
     path = resolve_model_path(model)
-    with ChunkReader(path, size, threads, opening.compiling(line), cache.types()) as reader:
+    with ChunkReader(path, size, threads, opening.compiling(line), cache.types(), rope.scaling()) as reader:
         line.clear()
         end_on_bus_error(path)
         opening.warn(reader.warnings)

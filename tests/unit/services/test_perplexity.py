@@ -14,6 +14,8 @@ import pytest
 from engines import bound, open_engine
 from tiny_model import damage, exact, write_tiny_model
 
+from localllm import api
+from localllm.arch.rope_scaling import RopeScaling
 from localllm.cli import main
 from localllm.cli.terminal.eta import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
@@ -21,7 +23,7 @@ from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.logits_file import LogitsFile, LogitsWriter, count_scored_tokens, pack, row_width, unpack
 from localllm.files.text_file import read_text
-from localllm.services import perplexity
+from localllm.services import bench, perplexity
 from localllm.services.chunks import split_chunks, with_bos
 from localllm.services.perplexity import ChunkReader
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
@@ -253,12 +255,12 @@ def test_how_a_model_is_opened(opened, monkeypatch):
     with ChunkReader("m", SIZE, None, print, "q8_0") as reader:
         assert (reader._threads, reader.path) == (3, "m.gguf")
         assert (reader.warnings, reader.made_with) == (["w"], None)
-    assert opened.given == (("m", None, SIZE, "q8_0"), {"progress": print}) and opened.closed == 1
+    assert opened.given == (("m", None, SIZE, "q8_0"), {"progress": print, "rope": None}) and opened.closed == 1
     with pytest.raises(RuntimeError, match="after shutdown"):
         reader._pool.submit(print)
     with ChunkReader("m", SIZE, 2) as reader:
         assert reader._threads == 2 and not opened.closed - 1
-    assert opened.given == (("m", 2, SIZE, "f16"), {"progress": None})
+    assert opened.given == (("m", 2, SIZE, "f16"), {"progress": None, "rope": None})
 
 
 @pytest.mark.parametrize("size", [SIZE, SIZE - 1])
@@ -474,3 +476,25 @@ def test_ctrl_c_prints_what_was_measured(cli, monkeypatch, tiny, text, tmp_path)
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7322, "2 h 2 min")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("name", ["perplexity", "bench"])
+def test_positions_are_scaled_as_in_run(name: str, cli, tiny: str, tmp_path: Path, monkeypatch):
+    """A model that is opened so gives other logits; both commands open it with what was said."""
+    opened = list[object]()
+
+    def open_model(*given: object, rope: object = None, **more: object):
+        opened.append(rope)
+        return api.open_model(*given, rope=rope, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(perplexity if name == "perplexity" else bench, "open_model", open_model)
+    (tmp_path / "t").write_text("hello world, this is a text to predict. " * 9)
+    words = [tmp_path / "t", "-c", "32"] if name == "perplexity" else ["-p", "0", "-n", "2", "-r", "1"]
+    outputs = []
+    for more in ([], ["--rope-scaling", "linear", "--rope-freq-scale", "0.25"]):
+        code, out, _ = cli.func(name, tiny, *words, "-t", "1", *more)
+        outputs.append(out)
+        assert code == 0
+    assert opened == [None, RopeScaling("linear", 4.0)]
+    if name == "perplexity":
+        assert outputs[0] != outputs[1]
