@@ -153,10 +153,14 @@ def test_json_is_right(opened):
 
 
 @pytest.mark.skipif(bool(reason_against()), reason="what a model wrote cannot be confined here")
-def test_human_eval(real_model, tmp_path):
-    """Each second task, by `map`: 49 of 82 were right on a Zen 4, and greedy texts part a little elsewhere."""
-    tasks = read_tasks(real_model("human-eval"))[::2]
+def test_human_eval(request, real_model, tmp_path):
+    """Each fourth task, by `map`; with --all each second, of which 49 of 82 were right on a Zen 4.
+
+    Greedy texts part a little elsewhere.
+    """
+    every, least, most = (2, 44, 54) if request.config.option.everything else (4, 18, 28)
+    tasks = read_tasks(real_model("human-eval"))[::every]
     answers = answer_all(real_model("qwen-0.5b"), tasks, tmp_path / "answers.jsonl")
     outcomes = judge_all(tasks, answers)
     assert len(outcomes) == len(tasks)
-    assert 44 <= sum(outcome.passed for outcome in outcomes.values()) <= 54
+    assert least <= sum(outcome.passed for outcome in outcomes.values()) <= most

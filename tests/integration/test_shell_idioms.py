@@ -187,6 +187,7 @@ RIGHT = {  # what the answer of a real model has: of the file, or of stdout wher
 
 
 @pytest.mark.real
+@pytest.mark.sampled
 @pytest.mark.parametrize("title", ANSWERS)
 def test_an_idiom_with_a_real_model(folder: Path, real_model, title: str):
     (folder / "model.gguf").unlink()
