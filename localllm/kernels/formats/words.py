@@ -164,8 +164,8 @@ def make_codes(layout, distance):
     def codes(builder, address) -> Codes:
         place = builder.add(address, I64(low.at))
         if layout.bits == 8:
-            parts = (load_two(builder, builder.add(place, I64(at)), distance) for at in (0, 16))
-            return [word for part in parts for word in signed_bytes(builder, builder.bitcast(part, WORDS))]
+            halves = (load_two(builder, builder.add(place, I64(at)), distance) for at in (0, 16))
+            return [word for half in halves for word in signed_bytes(builder, builder.bitcast(half, WORDS))]
         packed = load_two(builder, place, distance)
         if not (high or table):
             return nibbles_of(builder, builder.bitcast(packed, WORDS))
@@ -173,7 +173,7 @@ def make_codes(layout, distance):
         if table:
             parts = [llvm_call(builder, "llvm.x86.avx2.pshuf.b", BYTES, [table, part]) for part in parts]
         else:
-            parts = with_fifth_bits(builder, parts, builder.add(address, I64(high[0].at)), distance)
+            parts = [*with_fifth_bits(builder, parts, builder.add(address, I64(high[0].at)), distance)]
         return [word for part in parts for word in split(builder, builder.bitcast(part, WORDS))]
 
     return codes

@@ -22,6 +22,7 @@ from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import embed, fit, inspect, serve
 from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.quantize import (
+    CalibrationGroup,
     Spent,
     plan_by_sensitivity,
     require_consent,
@@ -978,12 +979,12 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
     (tmp_path / "plan.toml").write_text("")
     with pytest.raises(UsageError, match=r"plan\.toml: this file exists; --force overwrites it, and without --size"):
-        plan_by_sensitivity(source, request, len, path, 3, False, Spent())
+        plan_by_sensitivity(source, request, len, path, 3, False, Spent(CalibrationGroup()))
     with pytest.raises(UsageError, match="no formats are so small"):
-        plan_by_sensitivity(source, request, min, None, 3, False, Spent())
+        plan_by_sensitivity(source, request, min, None, 3, False, Spent(CalibrationGroup()))
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
-        spent = Spent()
+        spent = Spent(CalibrationGroup())
         new, made = plan_by_sensitivity(source, request, len, at, 3, force, spent)
         assert re.fullmatch(r"\d\.\d s \(scales \d\.\d, choosing formats \d\.\d\)", str(spent))
         assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
@@ -1025,9 +1026,11 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         nbytes_before=20, bits_per_weight=4.5, bits_per_weight_before=16.0, weights=9,
     )  # fmt: skip
 
-    def run(plan: Any, target: str, request: Any, threads: int, on_progress: Any, compiling: Any, told: Any) -> None:
+    def run(plan: Any, target: str, request: Any, threads: int, on_progress: Any, compiling: Any, *others: Any) -> None:
+        told, on_stage = others
         asked.append((target, threads))
         on_progress(3, "name")
+        on_stage("encoding", 9, 9, "name")
         told.append("odd")
 
     monkeypatch.setattr(service, "check_output", lambda plan, target, request: asked.append(("check", target)))
@@ -1043,7 +1046,7 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46, 3.46, 1.0, 1.5, 3.26, 3.46]).__next__)
     for threads, parts in ((1, ()), (1024, ("scales",))):
         command.require_possible(plan, target, request, threads, True)
-        spent = command.Spent()
+        spent = command.Spent(CalibrationGroup())
         for part in parts:
             spent.add(part)
         command.execute(plan, target, request, threads, spent)
