@@ -544,7 +544,7 @@ def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
     assert ["prompts kept", "500.0 MB", "config.toml, line 1"] in lines
     assert ["alias small", os.path.expanduser("~/small.gguf"), "config.toml, line 3"] in lines
     assert ["--max-tokens", "7", "config.toml, line 10: run"] in lines
-    assert ["--top-k", "6", "LOCALLLM_TOP_K: run, chat, map, ask"] in lines
+    assert ["--top-k", "6", "LOCALLLM_TOP_K: run, chat, map, ask, eval"] in lines
     _, out, _ = cli("config", "run", "small")
     lines = [re.split(" {2,}", line) for line in out.splitlines()]
     for line in (

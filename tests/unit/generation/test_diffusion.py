@@ -348,7 +348,7 @@ def test_what_is_shown_while_places_are_filled(asked, visual: bool, monkeypatch,
     steps = [[72, 1, 9], [72, 105, 9, 72]]
     monkeypatch.setattr(filling, "diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
     monkeypatch.setattr(filling, "denoise", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
-    choices = SimpleNamespace(max_tokens=12, drawing=lambda: {})
+    choices = SimpleNamespace(max_tokens=12, ban=[], drawing=lambda: {})
     fill(opened, asked, choices, Diffusion(steps=2, visual=visual), ProgressLine())
     assert capsys.readouterr() == ("Hi\n", "1/2 H_\n2/2 Hi\n" * visual)
     assert heard == [("<mark>", True, True) if isinstance(asked, str) else asked, 500]

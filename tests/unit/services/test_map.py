@@ -19,7 +19,7 @@ from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
 
 from localllm import builtin_model
-from localllm.cli.commands.map import finishing
+from localllm.cli.map_run import finishing
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
