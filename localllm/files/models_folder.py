@@ -20,7 +20,7 @@ SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.g
 NO_MODELS = "mmproj", "imatrix"  # in the name of a file that is about a model, or sees for it
 DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the name of a file that guesses for another one
 WEIGHTED = "I1-"  # before a quantization: made with an importance matrix, in the names of some who publish models
-# Of a file's name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ... between marks that are no letters or digits.
+# The type within a file name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ..., with no letter or digit next to it.
 QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?I?Q[0-9](?:_[A-Z0-9]+)+|TQ[0-9]_[0-9]|B?F16|F32|FP16|FP32|MXFP4(?:_MOE)?|NVFP4)"
     r"(?![A-Za-z0-9])",

@@ -120,7 +120,7 @@ class Output(NamedTuple):
 
 
 class AnswerPlace(NamedTuple):
-    """What an answer was like before one of its tokens; row: what that was sampled from, if not the logits."""
+    """A snapshot of an answer before one of its tokens; row: what that was sampled from, if not the logits."""
 
     length: int
     sampler: Sampler

@@ -66,7 +66,7 @@ def uniform(draw: Any, count: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How a task is scored.
+    """A task as token ids, and the tokens that count.
 
     Attributes:
         prompts: token ids to read before texts, with the token ids of these texts; one for all, or one for each text.

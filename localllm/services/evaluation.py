@@ -65,7 +65,7 @@ def as_json(value: Any) -> str:
 
 @frozen
 class Evaluation:
-    """What a model's answers are worth.
+    """A model's answers, graded.
 
     Attributes:
         model: as it was named.  reasons: by the question's id, "" for a right answer.

@@ -15,8 +15,9 @@ import os
 import re
 import subprocess
 import sys
-import venv
 from pathlib import Path
+
+from own_environment import python_with
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("client_tasks.py")
@@ -26,12 +27,9 @@ SECONDS = 300  # of one task
 
 
 def python_of(folder: Path) -> Path:
-    """Return the environment's Python, which is made with all packages if it is not there."""
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
-        subprocess.run(install, check=True)
+    """Return the environment's Python, which is made with all packages if it is not there, those of npm too."""
+    python = python_with(PACKAGES, folder)
+    if not (folder / "node_modules").exists():
         subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), "ollama"], check=True)
     return python
 

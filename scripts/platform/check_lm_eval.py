@@ -16,10 +16,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 import numpy as np
+from own_environment import python_with
 
 import localllm
 
@@ -44,15 +44,6 @@ doc_to_choice: "{{{{choices}}}}"
 doc_to_target: "{{{{answer}}}}"
 metric_list: [{{metric: acc}}]
 """
-
-
-def python_of(folder: Path) -> Path:
-    """Return the environment's Python, which is made with the harness if it is not there."""
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    return python
 
 
 def run_harness(python: Path, model: str, tokenizer: str, folder: Path) -> list[dict]:
@@ -99,7 +90,7 @@ def main() -> int:
     arguments = parser.parse_args()
     model, tokenizer = map(os.path.abspath, (arguments.model, arguments.tokenizer))
     with tempfile.TemporaryDirectory() as folder:
-        samples = run_harness(python_of(arguments.environment), model, tokenizer, Path(folder))
+        samples = run_harness(python_with(PACKAGES, arguments.environment), model, tokenizer, Path(folder))
     differing = 0
     with localllm.open(model, cache=False) as opened:
         for sample in samples:

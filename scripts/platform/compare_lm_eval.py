@@ -18,9 +18,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
+
+from own_environment import python_with
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ["lm_eval[api]==0.4.13", "torch==2.13.0", "transformers==5.24.0", "accelerate", "gguf"]
@@ -85,15 +86,6 @@ def write_tasks(folder: Path, text: str) -> None:
         file = folder / f"{kind}.jsonl"
         file.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
         (folder / f"{kind}.yaml").write_text(HEAD.format(kind=kind, file=file) + TASKS[kind], encoding="utf-8")
-
-
-def python_of(folder: Path) -> Path:
-    """Return the environment's Python, which is made with the harness if it is not there."""
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    return python
 
 
 class Harness:
@@ -167,7 +159,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tasks(folder, arguments.text.read_text("utf-8"))
-        harness = Harness(python_of(arguments.environment), folder)
+        harness = Harness(python_with(PACKAGES, arguments.environment), folder)
         checkpoint = harness.convert(model)
         served, own = run_server(harness, model, checkpoint)
         reference, exact = harness.run("hf", f"pretrained={checkpoint},dtype=float32,max_length=1023")

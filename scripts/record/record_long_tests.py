@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which tests take long, and take turns at commits for that: tests/support/long_tests.txt.
+"""Record the tests that take long and therefore take turns at commits: tests/support/long_tests.txt.
 
     scripts/test --all --durations=0 --durations-min=0.05 | tee LOG
     python scripts/record/record_long_tests.py LOG

@@ -41,7 +41,7 @@ Codes = list[Any]  # vectors of words
 
 
 class Reader(NamedTuple):
-    """How a format's codes become words."""
+    """The way from a format's codes to words."""
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # a unit is two runs

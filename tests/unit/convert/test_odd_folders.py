@@ -54,7 +54,7 @@ def test_an_adapter_beside_a_model_is_not_merged_in_silence(tmp_path: Path, cli)
 
 
 def test_scales_of_a_cache_in_8_bits_are_left_out(tmp_path: Path, cli):
-    """As calibrating for vLLM adds them, scalars, to weights that are not quantized."""
+    """Leave out scalars that calibrating for vLLM adds to weights that are not quantized."""
     folder, one = write_checkpoint(tmp_path / "c"), np.ones((), np.float32)
     plain = cli("quantize", folder, tmp_path / "plain.gguf", "F16")
     with_tensors(folder, model__layers__0__self_attn__k_scale=one, model__layers__0__self_attn__v_scale=one)

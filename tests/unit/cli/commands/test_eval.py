@@ -21,7 +21,7 @@ def other(tmp_path_factory) -> str:
 
 
 def outputs(cli, model: str, prompts: list[str]) -> list[str]:
-    """What `map` answers greedily, in the same batch."""
+    """Return the greedy answers of `map`, in the same batch."""
     records = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
     _, out, _ = cli("map", model, *SHORT, "--temp", 0, stdin=records.encode())
     return [json.loads(line)["output"] for line in out.splitlines()]
