@@ -55,9 +55,9 @@ def run_harness(python: Path, model: str, tokenizer: str, folder: Path) -> list[
     with subprocess.Popen(serve, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr
-            line = server.stderr.readline()
-            if not (found := re.search(r"http://\S+\d", line)):
-                raise SystemExit(line)
+            addresses = (re.search(r"http://\S+\d", line) for line in server.stderr)  # others come before
+            if not (found := next(filter(None, addresses), None)):
+                raise SystemExit("the server did not start")
             given = f"model=model,base_url={found[0]}/v1/completions,tokenizer={tokenizer}"
             command = [str(python), "-m", "lm_eval", "--model", "local-completions", "--model_args", given]
             command += ["--include_path", str(folder), "--tasks", "local_questions", "--log_samples"]
