@@ -21,4 +21,4 @@ def mcnemar(only_first: int, only_second: int) -> float:
     either side like a fair coin.
     """
     total, least = only_first + only_second, min(only_first, only_second)
-    return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / float(2**total))
+    return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / (1 << total))

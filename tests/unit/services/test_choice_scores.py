@@ -163,6 +163,7 @@ def test_statistics():
     assert (
         mcnemar(0, 5) == pytest.approx(2 / 32) and mcnemar(3, 3) == 1.0 and mcnemar(8, 2) == pytest.approx(112 / 1024)
     )
+    assert mcnemar(2000, 2100) == pytest.approx(0.122065, abs=1e-6)  # 2 ** 4100 is too large for a float
 
 
 # ---- the command
