@@ -48,6 +48,7 @@ EXCEPTIONS: dict[str, tuple[str, str]] = {
     "localllm.server.listener": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
     "localllm.services.tools.commands": ("APPDATA", "a variable that a command keeps"),
     "localllm.services.tools.confined": (".", "a script for Linux alone, which imports nothing"),
+    "localllm.services.tools.confined_python": (".", "the same for Python; elsewhere it says why it cannot run"),
     "localllm.text.template_probe": (r"signal\.SIGKILL", "it ends the child that it has forked"),
 }
 
