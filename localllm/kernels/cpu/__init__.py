@@ -49,9 +49,9 @@ SUB_BLOCK = {name: LAYOUTS[name].sub_block for name in FAMILIES}
 SLAB = 1024  # columns of a tile of weights that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
 ONE_TOKEN_BYTES = 640  # of 256 columns of one token in the order of gemv_k_sub_blocks.py
-# Tokens that meet rows as in decode with AVX2 only (gemv_int16.py). Against tiles, on a Zen 3, rows take 0.3 to 0.5 of
-# the time at 4 tokens, 0.5 to 0.7 at 8 and 0.8 to 1.0 at 16; 1.0 to 1.4 at 20.
-MOST_IN_WORDS = 16
+# Tokens that meet rows as in decode with AVX2 only (gemv_int16.py). Against tiles, on an idle Zen 3, rows take 0.4 to
+# 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45, most in matrices of 1000 rows.
+MOST_IN_WORDS = 10
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
 # Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.
