@@ -91,7 +91,7 @@ def main() -> None:
     ) as process:
         try:
             assert process.stderr
-            while "Ctrl-C ends it" not in (line := process.stderr.readline()):
+            while "Ctrl-C stops the server" not in (line := process.stderr.readline()):
                 assert line, "the server ended"
             told = asyncio.run(soak(options.seconds, options.callers, Path(f"/proc/{process.pid}/status")))
         finally:

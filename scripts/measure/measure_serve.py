@@ -80,7 +80,7 @@ def by_server(arguments: argparse.Namespace, prompts: list[list[int]], context: 
     with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
-            while "Ctrl-C ends it" not in (line := process.stderr.readline()):
+            while "Ctrl-C stops the server" not in (line := process.stderr.readline()):
                 assert line, "the server ended"
             asyncio.run(at_once(prompts[:1], 2, None))
             seconds, streams, _ = asyncio.run(at_once(prompts, arguments.tokens, None))
