@@ -18,7 +18,7 @@ Choices = Annotated[
     typer.Option(
         "--choices",
         metavar="A,B,...",
-        help="Answer with the most likely of these texts; --json prints all probabilities.",
+        help="Answer with the most likely of these texts; JSON output has the probabilities of all.",
     ),
 ]
 

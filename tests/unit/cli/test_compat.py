@@ -9,10 +9,10 @@ import pytest
 import localllm
 from localllm.cli.commands.completion import possible
 from localllm.cli.commands.config import config
-from localllm.cli.commands.map import of_input
 from localllm.cli.compat import MEANT, NO_COMMAND
 from localllm.cli.interactive.settings import change_option
 from localllm.cli.interactive.slash_commands import execute
+from localllm.cli.map_run import of_input
 from localllm.cli.open_model import compiling
 from localllm.cli.registry import COMMANDS
 from localllm.cli.terminal.output import ProgressLine

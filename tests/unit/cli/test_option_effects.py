@@ -11,10 +11,10 @@ import pytest
 from invoked import Opened, Told, flat, invoke, told_by
 
 from localllm import api
-from localllm.cli import one_shot
+from localllm.cli import map_command, one_shot
 from localllm.cli import open_model as opening
 from localllm.cli.app import context_of
-from localllm.cli.commands import chat, embed, map, quantize
+from localllm.cli.commands import chat, embed, quantize
 from localllm.cli.options import endpoint
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
@@ -95,7 +95,7 @@ ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking an
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
 def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    place = {"run": (one_shot, "begin"), "chat": (chat, "answer_once"), "map": (map, "open_mapping")}[name]
+    place = {"run": (one_shot, "begin"), "chat": (chat, "answer_once"), "map": (map_command, "open_mapping")}[name]
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
 
     def chosen(*more: str) -> Told:
@@ -151,7 +151,7 @@ JOB = {"n": 1, "precise": True, "context": None, "threads": None, "kv_type": "f1
 def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("long line\nHi\n")
     monkeypatch.setattr("os.path.abspath", lambda path: path)
-    told = told_by((map, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    told = told_by((map_command, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
     assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
     assert {name: told[name] for name in ("ray", "raw", "there")} == {"ray": None, "raw": False, "there": None} | more
@@ -160,8 +160,8 @@ def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypa
 @pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])
 def test_in_which_order_map_answers(line: str, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("a long line\nHi\n")
-    monkeypatch.setattr(map, "open_mapping", lambda *arguments: nullcontext())
-    told = told_by((map, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    monkeypatch.setattr(map_command, "open_mapping", lambda *arguments: nullcontext())
+    told = told_by((map_command, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert [record["input"] for record in told["records"]] == (["Hi", "a long line"] if line else ["a long line", "Hi"])
     assert told["as_finished"] == bool(line)
 
@@ -187,7 +187,7 @@ ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
 def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
     name, *words = line.split()
     told = told_by(
-        (map if name == "map" else endpoint, "open_remote"), name, *words, "--endpoint", "http://x", stdin=b"Hi"
+        (map_command if name == "map" else endpoint, "open_remote"), name, *words, "--endpoint", "http://x", stdin=b"Hi"
     )
     assert (told["model"], told["refused"], told["place"]["url"]) == (model, refused, "http://x/v1")
 
@@ -197,7 +197,7 @@ def test_what_is_mapped_by_whom(tiny: str, monkeypatch, tmp_path):
     path = tmp_path / "in"
     path.write_text("a\nb\n")
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    monkeypatch.setattr(map, "open_remote", lambda place, model, *more, **named: [model])
+    monkeypatch.setattr(map_command, "open_remote", lambda place, model, *more, **named: [model])
     monkeypatch.chdir(tmp_path)
     here = told_by((map_service, "Mapping"), "map", tiny, path, "-p", "{line}")
     assert here["job"]["path"] == tiny and [record["input"] for record in here["records"]] == ["a", "b"]

@@ -1,0 +1,201 @@
+"""A command `localllm map`: from its options to the answers."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
+from localllm.cli.map_run import answer, of_input, open_mapping
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.choices import require_plain, texts_of
+from localllm.cli.options.endpoint import EndpointGroup, open_remote
+from localllm.cli.options.mapping import AnswersGroup, RecordsGroup
+from localllm.cli.options.tables import TableGroup
+from localllm.cli.prompt_input import text_of
+from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.terminal.output import say
+from localllm.cli.terminal.render import count_noun
+from localllm.errors import UsageError
+from localllm.files.jsonl_file import JsonlFile
+from localllm.services.record_stream import RecordStream
+from localllm.services.tables import kind_of
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+    from localllm.services.map import MapJob
+    from localllm.services.records import Prompts, Record
+    from localllm.services.remote.model import RemoteModel
+
+    Left = list[Record] | RecordStream
+
+
+@dataclass(repr=False, eq=False)
+class MapCommand:
+    """A run of `localllm map`: its options by group, and the steps that they go through."""
+
+    model: str | None
+    input: str | None
+    ask: RecordsGroup
+    output: AnswersGroup
+    tables: TableGroup
+    engine: options.EngineGroup
+    choices: options.Answers
+    endpoint: EndpointGroup
+
+    def run(self) -> None:
+        """Answer the records that are left. Raises LocalllmError, and KeyboardInterrupt if some were left undone."""
+        template, chosen = self.read_options()
+        self.sort_arguments()
+        self.given = self.read()
+        job = self.make_job(template, chosen)
+        target = self.require_files(job)
+        with self.of_input(job, target) as remember, self.open_output(target) as out, ExitStack() as stack:
+            left = self.select_records(job.prompts, out)
+            progress = Progress(left, self.given.size - len(left) if isinstance(left, list) else 0)
+            self.tell_answered(progress.before)
+            if out is not None:
+                self.write_table(out, stack)
+            if not isinstance(left, list) or left:
+                self.answer(job, left, out, progress, remember)
+        progress.end(self.output.stats)
+
+    def read_options(self) -> "tuple[str | None, GenerationOptions]":
+        """Return the text of -f, and how answers are generated. Raises UsageError."""
+        from localllm.files.text_file import require_encoding
+
+        ask = self.ask
+        if ask.raw and ask.chat_template is not None:
+            raise UsageError("--raw turns off the chat template: leave out --chat-template")
+        if ask.raw and not self.choices.thoughts.are_usual:
+            raise UsageError(
+                "--raw turns off the chat template: leave out the options for thinking and template variables"
+            )
+        self.system = asking.system_message(ask.system, ask.system_file)
+        self.output.require_sense()
+        require_encoding(ask.encoding)
+        template = None if ask.file is None else text_of(content(ask.file), ask.file, ask.encoding, whole=True)
+        return template, asking.generation_options(None, self.choices)
+
+    def sort_arguments(self) -> None:
+        """Find out where the model is, and which argument is the input. Raises UsageError."""
+        self.place = self.endpoint.place()
+        if self.place is None and self.model is None:
+            raise UsageError(f"MODEL is missing: {options.A_MODEL}")
+        if self.place is not None and self.input is None and self.model is not None and os.path.isfile(self.model):
+            self.model, self.input = None, self.model
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether the output is a table, by its name."""
+        return bool(kind_of(self.output.output))
+
+    def read(self) -> Given:
+        """Read the records, or begin with a stream of them. Raises UsageError."""
+        output = self.output
+        waits = self.is_table or output.shortest_first or output.choices_given or self.ask.encoding
+        streams = not waits and output.ray is None
+        return records_of(self.input, self.ask.encoding, self.tables.as_csv, streams, output.output)
+
+    def make_job(self, template: str | None, chosen: "GenerationOptions") -> "MapJob":
+        """Return what is asked of which model. Raises UsageError, ModelError."""
+        from localllm.services.map import MapJob
+        from localllm.services.records import Prompts
+
+        ask, output, table = self.ask, self.output, self.given.table
+        prompts = Prompts(ask.prompt, template, self.system, ask.raw, () if table is None else table.columns)
+        path = self.path = "" if self.place is not None else resolve_model_path(self.model or "")
+        held = self.engine.context, self.engine.threads, self.engine.cache.types()
+        self.inputs = tuple(name for name in (path, self.input, ask.file) if name)
+        job = MapJob(
+            os.path.abspath(path), prompts, chosen, output.n, not output.fast, *held, ask.chat_template,
+            ask.mmproj and os.path.abspath(ask.mmproj),
+            texts_of(output.choices_given) if output.choices_given is not None else (), self.tables.json_as_text,
+        )  # fmt: skip
+        if job.choices:
+            require_plain(
+                n=output.n > 1, ray=output.ray is not None, endpoint=self.place is not None,
+                a_schema_grammar_or_regex=chosen.constraint is not None,
+            )  # fmt: skip
+        return job
+
+    def require_files(self, job: "MapJob") -> str | None:
+        """Return the file that answers are written to at once, None for stdout. Raises UsageError, ModelError."""
+        from localllm.files.gguf.file import open_part
+        from localllm.services.table_output import require_table, work_path
+
+        output = self.output.output
+        if not self.given.size and self.place is None:
+            open_part(self.path)  # a file that is no model is told even if nothing is asked
+        if not (output and self.is_table):
+            return output
+        require_table(output, self.inputs, self.output.redo)
+        return work_path(output)
+
+    def of_input(self, job: "MapJob", target: str | None) -> AbstractContextManager[Callable[[], None]]:
+        """Compare what the output is of with this input and job, see map_run.of_input."""
+        by = job.digests(self.path if self.place is None else f"{self.place.url} {self.model}")
+        if self.place is not None and self.model is None:
+            del by["model"]  # whichever the server has
+        data = None if isinstance(self.given.records, RecordStream) else self.given.data
+        return of_input(target, data, self.given.name, by, self.output.redo, self.output.redo_errors)
+
+    def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
+        """Open the file of answers; of what it has, those that belong to other records go. Raises UsageError."""
+        from localllm.services.map import belonging
+
+        records = self.given.records
+        others = belonging(None if isinstance(records, RecordStream) else records, self.output.output or "")
+        keep: Any = bool if self.output.redo else others
+        return JsonlFile(target, self.inputs, keep=keep) if target else nullcontext()
+
+    def select_records(self, prompts: "Prompts", out: JsonlFile | None) -> "Left":
+        """Return the records to answer, which the output does not answer already."""
+        from localllm.services.map import select_unfinished, shortest_first
+
+        records, output = self.given.records, self.output
+        if isinstance(records, RecordStream):
+            if out is not None and out.records and not output.redo:
+                records.skip(out.records, output.output or "")
+                say(f"localllm: {output.output} has {count_noun(len(out.records), 'answer')} already")
+            return records
+        left = records if out is None or output.redo else select_unfinished(records, out.records)
+        return shortest_first(left, prompts) if output.shortest_first else left
+
+    def tell_answered(self, count: int) -> None:
+        """Say how many records need no answer."""
+        if count:
+            say(f"localllm: {self.output.output} answers {count} of {count_noun(self.given.size, 'record')} already")
+
+    def write_table(self, out: JsonlFile, stack: ExitStack) -> None:
+        """Have the answers written as a table at the end, if the output is one."""
+        from localllm.services.table_output import table_writer
+
+        output, records = self.output.output, self.given.records
+        if output and self.is_table and isinstance(records, list):
+            stack.enter_context(table_writer(output, out, self.given.table, records, properties_of(self.choices)))
+
+    def answer(
+        self, job: "MapJob", left: "Left", out: JsonlFile | None, progress: Progress, remember: Callable[[], None]
+    ) -> None:
+        """Ask, and write what comes; remember: records what the output is of."""
+        there, output = self.open_remote(), self.output
+        with open_mapping(job, self.engine, left, output.ray, progress, self.ask.raw, there) as mapping:
+            if output.redo and out is not None:
+                out.clear()
+            remember()
+            put = Writer(out, self.tables.format_of_stdout, self.given.table, properties_of(self.choices))
+            answer(mapping, left, put, progress, output.as_finished)
+
+    def open_remote(self) -> "RemoteModel | None":
+        """Return the model of --endpoint, None without one. Raises UsageError."""
+        if self.place is None:
+            return None
+        output = self.output
+        refused = {
+            "ray": output.ray is not None, "fast": output.fast, "chat_template": self.ask.chat_template,
+            "mmproj": self.ask.mmproj,
+        }  # fmt: skip
+        return open_remote(self.place, self.model, self.choices, self.engine, **refused)
