@@ -101,6 +101,14 @@ _JSON = ("json_whitespace", "additional_properties")
 _TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_calls": "json_calls"}
 
 
+def _no_option(name: str) -> str:
+    """Say that there is no option of a name, and which one is most like it."""
+    from difflib import get_close_matches  # seldom needed
+
+    close = get_close_matches(name.lower(), sorted(ChatArguments.__annotations__), n=1)
+    return f"there is no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
 def gather_options(
     max_tokens: int | None,
     stop: Sequence[str],
@@ -114,7 +122,7 @@ def gather_options(
     style = {name: left.pop(name) for name in _JSON if name in left}
     use = {name: left.pop(argument) for argument, name in _TOOLS.items() if argument in left}
     if unknown := left.keys() - ChatArguments.__annotations__.keys():
-        raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
+        raise UsageError(_no_option(sorted(unknown)[0]))
     others = {name: value for name, value in left.items() if name not in _CONSTRAINTS}
     if others.get("tools"):
         from localllm.generation.tools.python_tools import tool_use  # seldom needed

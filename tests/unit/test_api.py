@@ -61,7 +61,7 @@ def test_arguments_are_those_of_the_options():
 
 
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(localllm.UsageError, match=r"^there is no option 'temprature'$"):
+    with pytest.raises(localllm.UsageError, match=r"^there is no option 'temprature'; did you mean 'temperature'[?]$"):
         gather_options(None, (), {"temprature": 0})  # type: ignore[typeddict-unknown-key]
 
 

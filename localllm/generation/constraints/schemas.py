@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from localllm.errors import UsageError
 from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.constraints.json_pointers import resolve_pointer
 from localllm.generation.constraints.written_schemas import rewrite_schema
@@ -26,17 +25,28 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
     for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound becomes an
     inclusive one at the nearest float, which excludes almost nothing; so do all where schemas are merged (allOf, a $ref
     with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
-    minimum is excluded; a list of items is draft 7's, which only its $schema tells.
+    minimum is excluded. A list of items means what it did up to draft 2019-09, also where no $schema says which it is.
     """
     schema = rewrite_schema(schema)
     schema = schema if is_open else close_objects(schema)
     parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
-    if not is_old and any(isinstance(part.get("items"), list) for part in parts):
-        raise UsageError("the schema cannot be used: items is a list, as in draft 7, and its $schema does not say so")
     merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in parts)
     result: Schema = _exact(schema, merges)
+    for part in _schemas(result):
+        _spell_tuple(part, is_old)
     return result
+
+
+def _spell_tuple(schema: Any, is_old: bool) -> None:
+    """Spell a list of items as the schema's draft does: llguidance knows prefixItems from 2020-12 on only."""
+    listed = schema["items"] if isinstance(schema.get("items"), list) else None
+    if is_old and "prefixItems" in schema:
+        rest = {"additionalItems": schema["items"]} if "items" in schema else {}
+        schema |= {**rest, "items": schema.pop("prefixItems")}
+    elif listed is not None and not is_old:
+        schema["prefixItems"] = listed
+        schema["items"] = schema.pop("additionalItems", True)
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.generation.constraints.json_pointers import follow_references
+from localllm.generation.constraints.look_around import without_look_around
 
 Schema = Mapping[str, Any]
 
@@ -22,6 +23,7 @@ _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SAFE, _MOST = 2**53, 2**63 - 1024  # whole numbers that floats tell apart; the largest float of a bound
 _LARGEST_SET = 6  # values, of which each subset is an alternative
+_APPLICATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")  # may name properties, too
 
 
 def rewrite_schema(schema: Any) -> Any:
@@ -49,7 +51,7 @@ def _rewrite(schema: Any, root: Schema) -> Any:
             changed[word] = int(value) if word in _COUNTS and isinstance(value, float) and value.is_integer() else value
     _simplify(changed)
     _bound(changed)
-    return _with_distinct_items(_with_named_properties(changed, root), root)
+    return _with_distinct_items(_with_named_properties(without_look_around(changed), root), root)
 
 
 def _simplify(schema: dict[str, Any]) -> None:
@@ -65,6 +67,9 @@ def _simplify(schema: dict[str, Any]) -> None:
         del schema["format"]
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
+    if schema.get("unevaluatedProperties") is False and not any(word in schema for word in _APPLICATORS):
+        del schema["unevaluatedProperties"]  # which are then the additional ones
+        schema["additionalProperties"] = schema.get("additionalProperties", False)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from tests.unit.generation.constraints.test_closed_schemas import takes
 
 LONG = 10**30
 STRING = {"type": "string"}
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
 class Color(Enum):
@@ -81,6 +82,17 @@ def test_other_formats_say_nothing(name: object):
         ({"type": "integer", "maximum": 2**53 + 3}, [2**53 + 2], [2**53 + 4]),
         ({"type": "integer", "minimum": -(2**53) - 3, "maximum": 0}, [-(2**53) - 2], [-(2**53) - 4]),
         ({"const": LONG}, [LONG], [1]), ({"enum": [10**18, {"a": 10**20}]}, [10**18, {"a": 10**20}], [1]),
+        ({"type": "array", "items": [{"type": "integer"}, STRING], "minItems": 2, "maxItems": 2}, [[1, "a"]],
+         [[1], [1, 2], [1, "a", 3]]),
+        ({"$schema": DRAFT_7, "items": [{"type": "integer"}], "additionalItems": STRING, "type": "array"},
+         [[1], [], [1, "a"]], [["a"], [1, 2]]),
+        ({"$schema": DRAFT_7, "type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [["a", "b"], []],
+         [["a", "a"]]),
+        ({"properties": {"a": STRING}, "type": "object", "unevaluatedProperties": False}, [{"a": "x"}], [{"b": "x"}]),
+        ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
+         [1.25], ["a"]),
+        ({"type": "string", "pattern": r"^(?=.*[A-Z])(?=[^)(?=]+\d)[\w(]{4,8}$"}, ["Abc1", "A1(b"],
+         ["abc1", "Abcd", "A1"]),
     ],
 )  # fmt: skip
 def test_what_schemas_mean(schema: dict, yes: list, no: list):
@@ -109,6 +121,8 @@ def test_any_json():
         ({"type": "array", "contains": STRING}, '"contains" is not supported'), ({"not": {}}, '"not" is not supported'),
         ({"if": {}}, '"if" is not supported'), ({"dependentRequired": {}}, '"dependentRequired" is not supported'),
         ({"$ref": "https://x.org/y"}, "https://x.org/y is another document"), ({"type": "text"}, "Invalid type: text"),
+        ({"pattern": "^(?=a)b|c$"}, "look-around"), ({"pattern": "^(?=a(?!b)).$"}, "look-around"),
+        ({"pattern": "^(?=a"}, "regular expression is invalid"), ({"anyOf": [{"pattern": "(?<=a)"}]}, "look-around"),
         ({"required": "x"}, "Expected array for 'required'"), ({"properties": []}, "properties must be an object"),
     ],
 )  # fmt: skip
