@@ -204,8 +204,8 @@ class Plan(NamedTuple):
 
 
 @compiled
-def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan):
-    """Fit all groups to d: each takes the multiple above or below its scale, and the best codes.
+def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_open):
+    """Fit all groups to d: each takes the multiple above or below its scale, or keeps the plan's; and the best codes.
 
     Returns the error (less Σwx²), and the best d for these multiples and codes.
     """
@@ -216,7 +216,10 @@ def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan):
         nearest = nearest_multiple(scales[g] / d, largest)
         beside = nearest + np.float32(2 if scales[g] > nearest * d else -2)
         least, best_product, best_square = np.float32(np.inf), np.float32(0), np.float32(0)
-        for multiple in (nearest, min(max(beside, np.float32(1)), np.float32(largest))):
+        beside = min(max(beside, np.float32(1)), np.float32(largest))
+        first = nearest if is_open else np.float32(plan.multiples[g])
+        for n in range(2 if is_open else 1):
+            multiple = beside if n else first
             scale = d * multiple
             p, q = fit(xs, ws, np.float32(1) / scale, shifts[g], book, group)
             e = scale * (scale * q - np.float32(2) * p)
@@ -244,15 +247,16 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
     for shares in SHARES:
         d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
-        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan)
+        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan, True)
         if error < least:
             best, least, following = d, error, next_d
             copy_plan(plan, best_plan)
+    copy_plan(best_plan, plan)
     for _ in range(TURNS):
         d = nearest_half(following * unit)
         if d <= 0:
             break
-        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan)
+        error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan, False)
         if error >= least:
             break
         best, least, following = d, error, next_d
