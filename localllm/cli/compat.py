@@ -86,7 +86,7 @@ VALUED = {
     _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
     "--checkpoint-min-step --kv-unified-per-slot",
     _CACHE: "-cram --cache-ram --prompt-cache -sps --slot-prompt-similarity --slot-save-path",
-    "prompts are reused up to their first difference": "--cache-reuse",
+    "`localllm serve` has it; other commands reuse what prompts begin with": "--cache-reuse",
     _CONNECTIONS: "--threads-http --sse-ping-interval",
     _GUESSES: "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-ngram-mod-n-min --spec-ngram-mod-n-max "
     "--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits "
@@ -199,7 +199,7 @@ REFUSED = {
     _PAGE: "--no-ui --no-webui --ui-config --webui-config --ui-config-file --webui-config-file",
     "GET /props shows a model's properties, and nobody changes them": "--props",
     "GET /metrics counts requests, --parallel limits them": "--slots",
-    "the suffix follows the prefix, as models for code are trained": "--spm-infill",
+    "`localllm serve` has it, for /infill; elsewhere the suffix follows the prefix": "--spm-infill",
     "the chat template says which of the thoughts before the model reads": "--reasoning-preserve",
     "thoughts that reach their limit end as the model ends them": "--reasoning-budget-message",
     "the file has its attention": "--attention",

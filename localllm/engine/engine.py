@@ -264,6 +264,15 @@ class Engine:
                 raise
             sequence.drop_range(keep, count)
 
+    @property
+    def can_shift(self) -> bool:
+        """Return whether tokens can be moved to other positions."""
+        try:
+            self.require_shift()
+        except (UsageError, UnsupportedError):
+            return False
+        return True
+
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """Run readings; returns the logits of each, in parts."""
         rows: list[list[np.ndarray]] = [[] for _ in readings]

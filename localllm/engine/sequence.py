@@ -1,5 +1,6 @@
 """A sequence: tokens that a model has read, and their state."""
 
+import sys
 import weakref
 from collections.abc import Sequence as Ids
 from typing import Any, NamedTuple, Protocol
@@ -64,13 +65,15 @@ class Sequence:
         listener: observes what is read; None without.
         encoded: how many first tokens an encoder has read; without tokens after them, the sequence is empty.
         images: those among the tokens, and where they begin.
+        exact: how many first tokens were read as by a sequence with no others; later ones may have been copied from
+            another text, or read after such ones.
     """
 
     listener: ReadListener | None = None
 
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
-        self.images = list[tuple[int, ImageEmbedding]]()
+        self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
         self._begun = 0  # end of further aligned tokens, valid if an image or its rest follows
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
@@ -111,7 +114,7 @@ class Sequence:
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
-            twin._begun = self._begun
+            twin._begun, twin.exact = self._begun, self.exact
             return twin
 
     def truncate(self, length: int) -> int:
@@ -153,6 +156,7 @@ class Sequence:
         """Drop all but the first `length` tokens."""
         self.aligned = min(self.aligned, self._last_end(length))
         del self.tokens[length:]
+        self.exact = self.exact if self.exact < length else sys.maxsize
         self.encoded = self.encoded if length else 0
         self.images = [(begin, seen) for begin, seen in self.images if begin < length]
         if self.listener:
@@ -203,6 +207,11 @@ class Sequence:
         self.images = [
             (begin if begin < keep else begin - count, seen) for begin, seen in self.images if not keep <= begin < end
         ]
+
+    def commit_copies(self, ids: Ids[int]) -> None:
+        """Note that the state has got these tokens from another sequence's."""
+        self.exact, self._begun = min(self.exact, len(self.tokens)), self.aligned
+        self.tokens += ids
 
     def release(self) -> None:
         """Queue the memory, which is freed when the engine is used next. Takes no lock: finalizers may call it."""

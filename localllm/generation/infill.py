@@ -2,8 +2,8 @@
 
     [repository]name [file]name text [file]name text ... [file]name [prefix]text[suffix]text[middle]
 
-Bavarian et al. 2022 (arXiv 2207.14255); with other files of a repository as Qwen2.5-Coder was trained
-(arXiv 2409.12186).
+Or the suffix and its mark before the prefix and its mark. Bavarian et al. 2022 (arXiv 2207.14255); with other files of
+a repository as Qwen2.5-Coder was trained (arXiv 2409.12186).
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ class Infill:
         prefix, suffix: the text before and after the gap.
         files: names and texts of others of the repository; None without any repository's tokens.
         typed: the end of the prefix, encoded by itself, because editors send it by itself.
+        suffix_first: whether the suffix precedes the prefix in the prompt (SPM), which can grow at its end then.
         is_cut: whether what is far from the gap is left out where it is long, as llama-server does.
     """
 
@@ -36,6 +37,7 @@ class Infill:
     files: Sequence[tuple[str, str]] | None = None
     typed: str = ""
     is_cut: bool = False
+    suffix_first: bool = False
 
     def fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
         """Return the token ids of the prompt for a context that the answer is to fit, too. Raises UsageError."""
@@ -52,17 +54,19 @@ class Infill:
         most_files: of tokens for other files then, of which the last ones stay.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
-        before, behind = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
+        text, rest = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
         if most is not None:  # no more than could stay needs to be encoded
             size = tokenizer.most_bytes(most)
-            before, behind = before[max(0, len(before) - size) :], behind[:size]
-        prefix, suffix, typed = encode(before), encode(behind), encode(self.typed)
+            text, rest = text[max(0, len(text) - size) :], rest[:size]
+        prefix, suffix, typed = encode(text), encode(rest), encode(self.typed)
         if most is not None:
             prefix, typed = prefix[max(0, len(prefix) - most // 4 * 3) :], typed[max(0, len(typed) - most // 4) :]
             suffix = suffix[: max(0, most // 4 - 2 - len(typed))]
         first = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         files = self._encode_files(tokenizer, marks, None if most is None else most_files)
-        return [*first, *files, marks.prefix, *prefix, *typed, marks.suffix, *suffix, marks.middle]
+        parts = [[marks.prefix, *prefix, *typed], [marks.suffix, *suffix]]
+        before, behind = reversed(parts) if self.suffix_first else parts
+        return [*first, *files, *before, *behind, marks.middle]
 
     def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, most: int | None) -> list[int]:
         """Encode the other files; the first of them are left out where all have more than `most` tokens."""

@@ -36,6 +36,9 @@ class GenerationOptions:
     speculate: str | Drafter = "auto"
     on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
     keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
+    # In batches: the fewest tokens of a chunk that may come from the middle of another prompt, computed with what was
+    # before it there: see generation.chunk_reuse. 0 or None: all is computed as alone.
+    cache_reuse: int | None = None
     think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
@@ -55,6 +58,8 @@ class GenerationOptions:
         """Raise UsageError for invalid values."""
         if self.max_tokens is not None:
             whole_number("max_tokens", self.max_tokens)
+        if self.cache_reuse is not None:
+            whole_number("cache_reuse", self.cache_reuse)
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":

@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import is_worth_caching, last_end
+from localllm.engine.image_tokens import has_images, is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import LONG, PRECISE_TOKENS
+from localllm.generation.chunk_reuse import ChunkReuse, find_reuse
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.context_overflow import ShiftedSequence, rolling
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
@@ -45,6 +46,7 @@ class PrefixQuery(NamedTuple):
         earlier: how many of them a restored conversation had at its end, if they continue one.
         segments: of the prompt that they begin with, if it is read in pieces; None: it is read in whole runs.
         most: the most tokens that a file may hold of them.
+        reuse: the fewest tokens of a chunk that may come from the middle of another text; 0: all is to be exact.
     """
 
     ids: Ids[int]
@@ -52,6 +54,7 @@ class PrefixQuery(NamedTuple):
     earlier: int = 0
     segments: PrefillSegments | None = None
     most: int = sys.maxsize
+    reuse: int = 0
 
 
 class CachedSequence(NamedTuple):
@@ -112,8 +115,19 @@ class PrefixCache:
         self._segments[sequence] = answer.segments
         if isinstance(sequence, ShiftedSequence):
             sequence.begin(query.ids)
+        elif query.reuse and len(query.ids) - len(sequence.tokens) > query.reuse:
+            answer.reuse = self._find_reuse(sequence, query)
         answer.sequence, answer.known = begun  # type: ignore[assignment]
         answer.request.cached = len(sequence.tokens)
+
+    def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> ChunkReuse | None:
+        """Find chunks of the rest of a prompt in the latest other sequences."""
+        if self.engine.has_guess_layer or has_images(query.ids):  # a draft head needs hidden states, which are not kept
+            return None
+        with self.lock:
+            latest = (one for one in (*self._busy, *reversed(self.idle)) if one is not sequence and not one.closed)
+            plain = (one for one in latest if not isinstance(one, ShiftedSequence))
+            return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def longest_match(self, answer: "Completion") -> PrefixMatch:
         """Return the sequence in memory that has read most of what an answer begins with, and how much of that."""
@@ -139,7 +153,10 @@ class PrefixCache:
         in_pieces = self.is_shared or answer.has_begun
         most = 0 if answer.has_begun else sys.maxsize
         keep = None if in_pieces else answer.kept
-        return PrefixQuery(answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, most)
+        reuse = (answer.options.cache_reuse or 0) if self.is_shared and not answer.has_begun else 0
+        return PrefixQuery(
+            answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, most, reuse
+        )
 
     def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
         candidates = [*self._in_memory(query), *self._find_stored(query)]
@@ -150,18 +167,23 @@ class PrefixCache:
         if self._end and query.keep is None and not query.segments:
             yield self._candidate(self._end.sequence)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
-            candidate = self._candidate(sequence)
-            if not sequence.closed and (candidate.segments or not query.segments):
+            candidate = self._candidate(sequence, query.reuse)
+            if not sequence.closed and (query.reuse or candidate.segments or not query.segments):
                 yield candidate
 
-    def _candidate(self, sequence: "Sequence | ShiftedSequence") -> ReuseCandidate:
-        aligned = None if isinstance(sequence, ShiftedSequence) else sequence.aligned
+    def _candidate(self, sequence: "Sequence | ShiftedSequence", reuse: int = 0) -> ReuseCandidate:
+        """Return a candidate; reuse: see PrefixQuery."""
+        if reuse:
+            return ReuseCandidate(sequence, sequence.tokens)
         turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
-        return ReuseCandidate(sequence, sequence.tokens, turns, aligned, segments=segments)
+        if isinstance(sequence, ShiftedSequence):
+            return ReuseCandidate(sequence, sequence.tokens, turns, segments=segments)
+        tokens = sequence.tokens if sequence.exact > len(sequence.tokens) else sequence.tokens[: sequence.exact]
+        return ReuseCandidate(sequence, tokens, turns, sequence.aligned, segments=segments)
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Find a prompt and the conversation that it continues in files."""
-        ids, keep, earlier, _, most = query
+        ids, keep, earlier, _, most, _ = query
         if self.store is None or keep is not None or not most:
             return
         if prompt := self.store.find_prefix(ids, most):
@@ -191,7 +213,11 @@ class PrefixCache:
         if best.length == len(query.ids):
             return CachedSequence(source, self._end and self._end.logits)
         sequence = rolling(source, query.keep)
-        again = match(self._candidate(sequence), query.ids, self.engine.runs, query.segments)
+        again = match(self._candidate(sequence, query.reuse), query.ids, self.engine.runs, query.segments)
+        if query.reuse and not isinstance(sequence, ShiftedSequence):
+            exact = match(self._candidate(sequence), query.ids, self.engine.runs, query.segments)
+            if exact.length < again.length:
+                sequence.exact = min(sequence.exact, exact.length)
         if again.is_run and not isinstance(sequence, ShiftedSequence):
             sequence.rewind(again.length)
         else:

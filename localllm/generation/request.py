@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.chunked_prefill import PrefillSegments
+from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from localllm.engine.run import Runs
     from localllm.engine.sequence import Sequence
     from localllm.generation.banned import BannedStrings
+    from localllm.generation.chunk_reuse import ChunkReuse
     from localllm.generation.speculation.acceptance import Guesses
     from localllm.generation.tools.tool_call import ToolCall
 
@@ -89,7 +91,7 @@ class Request:
         """
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
         kept = task.resolve_keep(engine.context)
-        if kept is not None:
+        if kept is not None or task.options.cache_reuse:
             engine.require_shift()
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
@@ -142,6 +144,7 @@ class Completion:
         number: its index among the request's answers.
         banned: finds banned strings, and has the tokens that may become one; None if there are none.
         guesses: the source of drafts, in small batches.
+        reuse: chunks that the prompt takes from another sequence, if it may and there are any.
         known: logits after the prompt, float32 [1, vocab], if the prefix cache has them; until the answer begins.
         segments: of the prompt, see chunked_prefill.
         kept, dropped: how many first tokens stay when the context is full, and how many others were dropped.
@@ -166,6 +169,7 @@ class Completion:
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None
         self.known: np.ndarray | None = None
+        self.reuse: ChunkReuse | None = None
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
         self.banned: BannedStrings | None = None
@@ -257,6 +261,24 @@ class Completion:
         """Return how many tokens are to be read before a step; the newest of the answer is the step's."""
         count = len(self.ids)
         return count - (count > len(self.prompt)) - (len(self.sequence.tokens) if self.sequence else 0)
+
+    def take_chunks(self) -> None:
+        """Take the chunks of another sequence that follow what has been read, if there are any."""
+        if self.reuse and self.sequence:
+            self.request.cached += self.reuse.take(self.sequence)
+
+    def next_segment(self) -> PrefillSegment:
+        """Return the segment of the prompt to read next; between chunks of another sequence it is precise."""
+        held = self.held
+        segment, end = self.segments.at(held), self.reuse.end(held) if self.reuse else None
+        if end is None or end >= segment.end:
+            return segment
+        return segment._replace(end=end, precise=segment.precise or end - held <= PRECISE_TOKENS)
+
+    def _release_chunks(self) -> None:
+        if self.reuse:
+            self.reuse.release()
+            self.reuse = None
 
     @property
     def score(self) -> float:
@@ -385,16 +407,18 @@ class Completion:
     def report_progress(self) -> None:
         """Report to the progress callback how much of the prompt has been read, before a run."""
         if not self.request.begun and self.options.on_progress:
-            self.options.on_progress(self.held - self.cached_tokens, len(self.prompt) - self.cached_tokens)
+            self.options.on_progress(max(self.held - self.cached_tokens, 0), len(self.prompt) - self.cached_tokens)
 
     def close(self) -> None:
         """Free the sequence; it is read again if the answer continues."""
+        self._release_chunks()
         if self.sequence:
             self.sequence.close()
         self.sequence = self.guesses = None
 
     def release(self) -> None:
         """Queue what has been read to be freed. Takes no lock: finalizers may call it."""
+        self._release_chunks()
         if self.sequence:
             self.sequence.release()
         self.sequence = self.guesses = None

@@ -208,13 +208,14 @@ class Scheduler:
         """
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
+            answering.take_chunks()
             held = answering.held
             answering.report_progress()
             if not self._cache.is_shared:
                 end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.unread)
                 is_read = held == end or answering.is_stopped
                 return [] if is_read else [span_of(answering, end - held)], True
-            stretch = answering.segments.at(held)
+            stretch = answering.next_segment()
             end, precise = min(stretch.end, held + answering.unread), stretch.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room

@@ -70,6 +70,18 @@ class Remembered:
         self._length -= count
         return self._length
 
+    def append_from(self, source: "Remembered", first: int, length: int, count: int) -> bool:
+        """Copy `count` tokens of another one, from position `first` on, after the first `length`."""
+        self._layers = {
+            layer: [
+                np.concatenate((x[:length], y[first : first + count]))
+                for x, y in zip(self._layers.get(layer, [y[:0] for y in sides]), sides, strict=True)
+            ]
+            for layer, sides in source._layers.items()
+        }
+        self._rotations, self._length = source._rotations, length + count
+        return True
+
     def turn(self, state, turn, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
         keys, *values = self._layers[state]

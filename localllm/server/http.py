@@ -30,6 +30,9 @@ class Limits:
         answer_seconds: for a whole response, or None.  connections: concurrent ones.
         drops_turns: whether the oldest turns of a conversation that is too long are dropped.
         folders: where a request may read images by file://.
+        cache_reuse: the fewest tokens of a chunk that a prompt takes from the middle of another one, 0 for none; None:
+            none but in /infill.
+        suffix_first: whether the suffix precedes the prefix in prompts of /infill.
     """
 
     body: int = 32 << 20
@@ -39,6 +42,8 @@ class Limits:
     connections: int = 128
     drops_turns: bool = False
     folders: Sequence[str] = ()
+    cache_reuse: int | None = None
+    suffix_first: bool = False
 
 
 class RequestTimeoutError(LocalllmError):

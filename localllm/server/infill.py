@@ -40,7 +40,8 @@ class Ending:
 async def infill(service: Service, request: Request) -> Response:
     """Generate the text between `input_prefix` with `prompt` and `input_suffix`."""
     body = Body(take_likeliest(await read_json(request, service.limits)))
-    is_streaming, query, ending = body.get_bool("stream"), parse_request(body), parse_ending(body)
+    is_streaming, ending = body.get_bool("stream"), parse_ending(body)
+    query = parse_request(body, service.limits.suffix_first)
     stream = await service.start(query, parse_keep_alive(body))
     headers, middle = extension_headers(body), Middle(stream, ending)
     if is_streaming:
@@ -57,13 +58,13 @@ def take_likeliest(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**value, "samplers": [*others, "temperature"], "temperature": 0}
 
 
-def parse_request(body: Body) -> GenerateRequest:
-    """Parse the request. Raises UsageError."""
+def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
+    """Parse the request; suffix_first: see Infill. Raises UsageError."""
     name = next((name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None), "n_predict")
     chunks = [Body.of(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
     files = [(chunk.get_text("filename") or "tmp", chunk.require_text("text")) for chunk in chunks]
     prefix, suffix = body.require_text("input_prefix"), body.require_text("input_suffix")
-    prompt = Infill(prefix, suffix, files, body.get_text("prompt") or "", is_cut=True)
+    prompt = Infill(prefix, suffix, files, body.get_text("prompt") or "", is_cut=True, suffix_first=suffix_first)
     options = parse_options(body, body.get_limit(name), parse_constraint(body))
     return GenerateRequest(body.get_text("model"), [prompt], options)
 

@@ -104,7 +104,8 @@ def parse_options(
     for name in IGNORED_FIELDS:
         body.get(name)
     return GenerationOptions(
-        max_tokens, stop, parse_sampling(body), ban=parse_banned(body), constraint=constraint, tools=tools,
+        max_tokens, stop, parse_sampling(body), cache_reuse=body.get_int("n_cache_reuse"), ban=parse_banned(body),
+        constraint=constraint, tools=tools,
         think=parse_think(body), think_budget=body.get_int("think_budget"),
         template_variables=dict(body.get_mapping("chat_template_kwargs") or {}),
     )  # fmt: skip

@@ -36,7 +36,8 @@ class Setup:
         paths: model files by name.  open_model: opens one.  host, port, socket: where to listen; a socket path wins.
         memory: limit in bytes for all open models, None for what is free now.  parallel: concurrent requests per model.
         grace: seconds for responses to end.  keys, hosts, origins: see Rules.
-        body, connections, answer_seconds, drops_turns, folders: see Limits.
+        body, connections, answer_seconds, drops_turns, folders, cache_reuse,
+            suffix_first: see Limits.
         strict_names: whether a single model is only available by its own name.
         idle_seconds: without a request after which a model is unloaded, None for never.
         access_log: whether there is a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
@@ -63,6 +64,8 @@ class Setup:
     access_log: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    cache_reuse: int | None = None
+    suffix_first: bool = False
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -75,7 +78,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
     sockets, address = open_sockets(setup, stack, "https" if tls else "http")
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
-        folders=setup.folders,
+        folders=setup.folders, cache_reuse=setup.cache_reuse, suffix_first=setup.suffix_first,
     )  # fmt: skip
     own = [] if setup.host == "127.0.0.1" else local_host_names()
     rules = Rules([host, *own, *setup.hosts], setup.origins, setup.keys)

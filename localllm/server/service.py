@@ -25,6 +25,8 @@ from localllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from localllm.api import Model
 
+# Tokens of the shortest chunk that a prompt of /infill takes from the middle of an earlier one.
+INFILL_REUSE = 64
 T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or messages
 
@@ -78,6 +80,7 @@ class ResponseStream:
         self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
         self._worker, self._generate_request, self._stack = worker, generate_request, stack
         self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
+        self._cache_reuse = limits.cache_reuse
         self._subscribers = list[Subscriber]()
 
     async def begin(self) -> None:
@@ -94,7 +97,8 @@ class ResponseStream:
 
         Templates, vocabularies and grammars take time: call this outside of the event loop.
         """
-        generate_request, requests = self._generate_request, []
+        generate_request, requests = self._generate_request, list[Request]()
+        self._generate_request = generate_request = self._with_reuse(generate_request)
         self.model.session.require_sense(generate_request.options)
         prompts = encode_gaps(generate_request, self.model)
         for prompt in resolve_prompt_images(prompts, self._folders):
@@ -103,6 +107,18 @@ class ResponseStream:
             request.task.guide(self.model.tokenizer, self._vocab)
             requests.append(request)
         return requests
+
+    def _with_reuse(self, generate_request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the server's --cache-reuse if it has none of its own. Raises UsageError."""
+        if (reuse := generate_request.options.cache_reuse) is not None:
+            if reuse and not self.model.engine.can_shift:
+                raise UsageError("n_cache_reuse should be 0: keys of this model cannot be moved")
+            return generate_request
+        reuse = self._cache_reuse
+        if reuse is None:
+            reuse = INFILL_REUSE if any(is_cut_gap(prompt) for prompt in generate_request.prompts) else 0
+        reuse = reuse if reuse and self.model.engine.can_shift else 0
+        return replace(generate_request, options=replace(generate_request.options, cache_reuse=reuse))
 
     def _build_request(self, prompt: Prompt) -> Request:
         """Build one request.
@@ -220,6 +236,11 @@ class Service:
                     for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
                 )
             )
+
+
+def is_cut_gap(prompt: Prompt | Infill) -> bool:
+    """Return whether this is a gap in a text, as an editor asks for it at every key."""
+    return isinstance(prompt, Infill) and prompt.is_cut
 
 
 def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:

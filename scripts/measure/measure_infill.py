@@ -7,9 +7,10 @@
 
 From each of 200 canonical solutions one line is left out, both drawn by a seed, and asked for by /infill, greedily, up
 to the end of a line. Then the same is asked with its first character typed, as an editor does, which a warm cache
-answers. Every server gets every case before the next one, so that load of the machine meets all of them. A line for
-each server: the share of lines that are right to the character, and medians of both times; a last one tells of how many
-cases the answers agree.
+answers. With --around N there are about N characters of other problems around each case, three quarters of them before
+it, as in an editor's file: 7000 are 2000 tokens. Every server gets every case before the next one, so that load of the
+machine meets all of them. A line for each server: the share of lines that are right to the character, and medians of
+both times; a last one tells of how many cases the answers agree.
 """
 
 import argparse
@@ -47,8 +48,11 @@ class Result(NamedTuple):
     warm: float
 
 
-def make_cases(rows: list[dict[str, str]], count: int, seed: int) -> list[Case]:
-    """Draw cases from HumanEval's rows; blank lines and comments are not asked for."""
+def make_cases(rows: list[dict[str, str]], count: int, seed: int, around: int = 0) -> list[Case]:
+    """Draw cases from HumanEval's rows; blank lines and comments are not asked for.
+
+    around: characters of other rows around each.
+    """
     cases = list[Case]()
     for row in rows:
         lines = row["canonical_solution"].splitlines(keepends=True)
@@ -56,7 +60,12 @@ def make_cases(rows: list[dict[str, str]], count: int, seed: int) -> list[Case]:
             if line.strip() and not line.lstrip().startswith("#"):
                 before = row["prompt"] + "".join(lines[:number])
                 cases.append(Case(before, line.rstrip("\n"), "\n" + "".join(lines[number + 1 :])))
-    return random.Random(seed).sample(cases, min(count, len(cases)))
+    drawn = random.Random(seed).sample(cases, min(count, len(cases)))
+    others = "\n".join(row["prompt"] + row["canonical_solution"] for row in rows)
+    before, behind = around // 4 * 3, around // 4
+    if not around:
+        return drawn
+    return [Case(f"{others[:before]}\n{one.prefix}", one.line, one.suffix + others[-behind:]) for one in drawn]
 
 
 def ask(url: str, case: Case, typed: str, tokens: int) -> tuple[str, float]:
@@ -82,9 +91,10 @@ def main() -> None:
     parser.add_argument("urls", nargs="+", metavar="URL")
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=47)
+    parser.add_argument("--around", type=int, default=0)
     given = parser.parse_args()
     with gzip.open(read_table()["human-eval"].path, "rt", encoding="utf-8") as lines:
-        cases = make_cases([json.loads(line) for line in lines], given.cases, given.seed)
+        cases = make_cases([json.loads(line) for line in lines], given.cases, given.seed, given.around)
     done, results = 0, {url: list[Result]() for url in given.urls}
     try:
         for done, case in enumerate(cases):

@@ -1,5 +1,6 @@
 """An engine whose words are known: it says, token by token, what a test's script tells it to."""
 
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -61,6 +62,8 @@ class FakeSequence:
     """A sequence of a FakeEngine."""
 
     listener = None
+
+    exact = sys.maxsize  # of the tokens: all were read as alone
 
     def __init__(self, engine: FakeEngine, tokens: list[int]):
         self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0

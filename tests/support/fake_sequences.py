@@ -1,5 +1,6 @@
 """An engine of many sequences whose logits are known: any function of all the tokens so far."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -82,6 +83,7 @@ class FakeSequence:
     """A sequence of FakeSequences."""
 
     listener = None
+    exact = sys.maxsize  # of the tokens: all were read as alone
 
     def __init__(self, engine: FakeSequences, tokens: list[int]):
         self.tokens, self.closed, self.aligned = tokens, False, 0

@@ -154,6 +154,21 @@ class Share:
             "--media-path", metavar="DIR", help="Folder whose images requests may name, as file://....  [repeatable]"
         ),
     ] = None
+    cache_reuse: Annotated[
+        int | None,
+        typer.Option(
+            "--cache-reuse",
+            metavar="N",
+            help="Reuse chunks of N tokens and more of earlier prompts at other positions, too; answers may differ. 0: "
+            "never.  [default: 64 in /infill, else never]",
+        ),
+    ] = None
+    spm_infill: Annotated[
+        bool,
+        typer.Option(
+            "--spm-infill", help="In /infill, put the suffix before the prefix, for models that prefer that order."
+        ),
+    ] = False
     grace: Annotated[
         float,
         typer.Option(
@@ -207,6 +222,8 @@ def serve(
         raise UsageError("give either --socket or --host, not both")
     if place.ssl_keyfile is not None and place.ssl_certfile is None:
         raise UsageError("--ssl-keyfile needs --ssl-certfile FILE")
+    if share.cache_reuse is not None and share.cache_reuse < 0:
+        raise UsageError(f"--cache-reuse should be 0 or more tokens, not {share.cache_reuse}")
     if share.idle is not None and share.idle < 0:
         raise UsageError(f"--idle should be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
@@ -215,14 +232,17 @@ def serve(
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
     def opened(path: str) -> "Model":
-        return opening.open_model(path, engine, chat_template, no_cache, mmproj)
+        model = opening.open_model(path, engine, chat_template, no_cache, mmproj)
+        if share.cache_reuse and not model.engine.can_shift:
+            say(f"localllm: warning: {path}: --cache-reuse has no effect, because its keys cannot be moved")
+        return model
 
     setup = Setup(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
-        place.ssl_certfile, place.ssl_keyfile,
+        place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill,
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))

@@ -147,6 +147,12 @@ class KVCache:
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
+    def copy_places(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy tokens from places to as many others, int64 [tokens] each, in every stream."""
+        for pages, token_bytes in self._views():
+            places = pages.reshape(len(pages), -1, token_bytes)
+            places[:, target] = places[:, source]
+
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
         """Copy pages of the layers with a window, or without: uint8, stream by stream."""
         views = [view[:, pages].reshape(-1) for view in self._kind(local)]

@@ -24,6 +24,10 @@ class JointCache:
         for cache in self._both:
             cache.copy(source, target, tokens)
 
+    def copy_places(self, source: np.ndarray, target: np.ndarray) -> None:
+        for cache in self._both:
+            cache.copy_places(source, target)
+
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
         return np.concatenate([cache.content(pages, local) for cache in self._both])
 

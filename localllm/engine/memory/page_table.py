@@ -144,6 +144,23 @@ class PageTable:
         self._cache.give_back(self._pages.release(unneeded))
         return self.truncate(self._length)
 
+    def append_from(self, source: "PageTable", first: int, length: int, count: int) -> bool:
+        """Copy `count` tokens of another table, from position `first` on, after the first `length`.
+
+        Keys are unchanged: the backend rotates them. False, and nothing is changed, if the other one lacks some of
+        them, of layers with a window, too. Raises MemoryLimitError.
+        """
+        if first < source._lost * PAGE or first + count > source._length:
+            return False
+        self.prepare(length, count)
+        self._cache.copy_places(source._places(first, count), self._places(length, count))
+        return True
+
+    def _places(self, first: int, count: int) -> np.ndarray:
+        """Return the places in the cache of `count` tokens from position `first` on, int64."""
+        positions = np.arange(first, first + count)
+        return self.table[positions // PAGE] * PAGE + positions % PAGE
+
     def close(self) -> None:
         """Release all pages."""
         self.truncate(0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,13 @@ class SequenceState(Protocol):
         """Drop `count` tokens after the first `keep`; returns how many remain, which may be none.
 
         Keys of later tokens are unchanged: the backend rotates them.
+        """
+        ...
+
+    def append_from(self, source: Any, first: int, length: int, count: int) -> bool:
+        """Copy `count` tokens of another state of this kind, from position `first` on, after the first `length`.
+
+        Keys are unchanged: the backend rotates them. False if the other state lacks some. Raises MemoryLimitError.
         """
         ...
 
@@ -105,6 +112,10 @@ class HybridState:
 
     def shift(self, keep: int, count: int) -> int:
         """Refuse: recurrent states cannot drop tokens (see localllm.engine.trace.rope_shift)."""
+        raise AssertionError
+
+    def append_from(self, source: Any, first: int, length: int, count: int) -> bool:
+        """Refuse, as `shift`."""
         raise AssertionError
 
     def close(self) -> None:

@@ -193,3 +193,9 @@ def test_run_of_a_model_that_cannot(tiny: str, cli):
     code, out, err = cli("run", tiny, "-p", "a", "--suffix", "b")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("localllm: error: this model cannot fill in the middle of a text: its vocabulary has no")
+
+
+def test_suffix_first():
+    tokenizer = tokenizer_with(*QWEN)
+    first = Infill("ab", "cd", typed="e", suffix_first=True).encode(tokenizer)
+    assert first == [SUF, *tokenizer.encode("cd"), PRE, *tokenizer.encode("abe"), MID]

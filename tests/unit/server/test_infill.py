@@ -207,3 +207,21 @@ def test_a_time_limit_ends_at_a_line():
     assert middle_of(parts, Ending(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
     assert middle_of(parts, Ending(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
     assert middle_of(["a", "b"], Ending(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
+
+
+def test_chunks_of_the_middle(served: Served):
+    """A cursor that has moved, or one more token of the prefix: little is read, unless all is to be exact."""
+    text = "".join(chr(97 + place * place % 23) for place in range(240))
+    prompts = [(text[:150], {}), (text[3:150], {}), (text[3:151], {"n_cache_reuse": 0}),
+               (text[3:152], {"n_cache_reuse": 16})]  # fmt: skip
+    read = []
+    for prefix, changes in prompts:
+        body = {"model": "fim", "input_prefix": prefix, "input_suffix": text[180:], **GREEDY, **changes}
+        read.append(served.post("/infill", body).json["timings"]["prompt_n"])
+    cold, moved, exact, longer = read
+    assert cold > 150 and moved < 100 and exact > 150 and longer < 30  # the suffix has 60 tokens
+
+
+def test_suffix_first():
+    gap = parse_request(Body({**GAP, "prompt": "he"}), suffix_first=True).prompts[0]
+    assert isinstance(gap, Infill) and gap.suffix_first

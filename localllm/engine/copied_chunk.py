@@ -1,0 +1,32 @@
+"""Copy tokens from the middle of one sequence to the end of another."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.engine.sequence import Sequence
+
+
+def append_from(engine: "Engine", sequence: "Sequence", source: "Sequence", first: int, count: int) -> bool:
+    """Append `count` tokens that another sequence holds from position `first` on: copy its state, and rotate keys.
+
+    They still depend on the text before them there: keys and values of deeper layers were computed with it. False, and
+    nothing is changed, if the state of one of the sequences is incomplete or there are images. Raises UsageError if the
+    model's keys cannot be moved; MemoryLimitError.
+    """
+    with engine.lock:
+        engine.require_shift()
+        place = len(sequence.tokens)
+        is_whole = all(one.store.truncate(len(one.tokens)) == len(one.tokens) for one in (sequence, source))
+        if not is_whole or sequence.images or source.images or place + count > engine.context:
+            return False
+        try:
+            if not sequence.store.append_from(source.store, first, place, count):
+                return False
+            if first != place:
+                engine.backend.turn(sequence.store, place, place + count, first - place)
+        except BaseException:
+            sequence.store.truncate(place)
+            raise
+        sequence.commit_copies(source.tokens[first : first + count])
+        return True

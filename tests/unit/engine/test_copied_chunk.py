@@ -1,0 +1,96 @@
+"""Tokens that a sequence takes from the middle of another one: keys rotated to their new positions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_model
+from tiny_hybrid import write_tiny_hybrid
+from tiny_model import write_tiny_model
+
+from localllm.engine.copied_chunk import append_from
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
+from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
+
+TOKENS = np.random.default_rng(5).integers(0, 256, 400).tolist()
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
+
+
+@pytest.fixture
+def opened():
+    """A function that opens engines, which are closed in the end."""
+    engines = []
+
+    def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu") -> Engine:
+        engines.append(Engine(GGUFFile.open(path), EngineOptions(2, 2048, kv_type, backend)))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def one_layer(tmp_path, monkeypatch) -> Path:
+    """A model whose keys and values depend on their own tokens only."""
+    monkeypatch.setattr(tiny_model, "LAYERS", 1)
+    return write_tiny_model(tmp_path / "one.gguf", context=2048)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(("begin", "first", "count"), [(40, 170, 101), (200, 7, 130), (64, 64, 64), (0, 3, 65)])
+def test_one_layer_is_as_if_it_had_been_read(opened, one_layer, backend, kv_type, begin, first, count):
+    """At earlier, later and the same positions, across pages."""
+    engine = opened(one_layer, kv_type, backend)
+    source, got, alone = (engine.sequence() for _ in range(3))
+    source.append(TOKENS[:300], "none")
+    if begin:
+        got.append(TOKENS[100 : 100 + begin], "none")
+    assert append_from(engine, got, source, first, count)
+    assert (got.exact, got.tokens[begin:]) == (begin, TOKENS[first : first + count])
+    alone.append(got.tokens, "none")
+    bound = {"f32": 1e-10, "f16": 1e-6, "q8_0": 1e-4}.get(kv_type, 2e-2)  # keys are rounded twice
+    assert nmse(*(some.append(TOKENS[350:390], "all") for some in (got, alone))) < bound
+    expected = engine.sequence()
+    expected.append(TOKENS[:300], "none")  # the other one is as it was
+    np.testing.assert_array_equal(source.append([7]), expected.append([7]))
+
+
+def test_how_far_it_is_exact(opened, one_layer):
+    engine = opened(one_layer)
+    source, got = engine.sequence(), engine.sequence()
+    source.append(TOKENS[:300], "none")
+    got.append(TOKENS[:80], "none")
+    append_from(engine, got, source, 100, 50)
+    fork = got.fork()
+    assert fork.exact == got.exact == 80
+    fork.truncate(80)
+    assert fork.exact > 10**6 and got.exact == 80
+
+
+def test_what_windows_have_lost(opened, model_path):
+    """Layers with a window have forgotten the beginning of a long text."""
+    engine = opened(model_path("gemma3"))
+    source, got = engine.sequence(), engine.sequence()
+    for _ in range(2):
+        source.append(TOKENS * 2, "none")
+    got.append(TOKENS[:10], "none")
+    assert not append_from(engine, got, source, 0, 64)
+    assert len(got.tokens) == 10 and got.append([7]).shape[0] == 1
+    assert append_from(engine, got, source, 1500, 64)
+
+
+def test_keys_that_cannot_be_moved(opened, tmp_path):
+    engine = opened(write_tiny_hybrid(tmp_path / "hybrid.gguf"))
+    source, got = engine.sequence(), engine.sequence()
+    source.append(TOKENS[:100], "none")
+    assert not engine.can_shift
+    with pytest.raises(UsageError, match="recurrent layers"):
+        append_from(engine, got, source, 10, 64)

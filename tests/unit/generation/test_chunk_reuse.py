@@ -1,0 +1,82 @@
+"""Chunks in the middle of a prompt that earlier ones have at other positions: which are found, and what comes of it."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import localllm
+from localllm.generation.chunk_reuse import READ_AGAIN, Chunk, find_chunks
+from localllm.generation.options import GenerationOptions
+from localllm.generation.request import Request
+from localllm.generation.sampling.options import SamplingOptions
+
+TEXT = random.Random(3).choices(range(20, 200), k=300)
+LEAST = 16
+
+
+def test_one_more_token():
+    prompt = [*TEXT[:100], 7, *TEXT[100:]]
+    assert find_chunks(TEXT, prompt, 100, LEAST) == [Chunk(101 + READ_AGAIN, 100 + READ_AGAIN, 199 - READ_AGAIN)]
+
+
+def test_several_chunks_in_any_order():
+    prompt = [1, 2, *TEXT[200:260], 3, *TEXT[50:80], *TEXT[10:14]]
+    found = find_chunks(TEXT, prompt, 0, LEAST)
+    skip = READ_AGAIN
+    assert found == [Chunk(2 + skip, 200 + skip, 60 - skip), Chunk(63 + skip, 50 + skip, 30 - skip)]
+
+
+@pytest.mark.parametrize(("length", "is_found"), [(LEAST - 1, False), (LEAST, True)])
+def test_the_shortest(length: int, is_found: bool):
+    for first in range(40, 40 + LEAST):
+        prompt = [1, 2, *TEXT[first : first + length], 3]
+        assert bool(find_chunks(TEXT, prompt, 0, LEAST)) == is_found
+
+
+def test_texts_that_repeat():
+    """Found in little time, and the last token is left to be read."""
+    held = [5] * 3000
+    chunks = find_chunks(held, [6, *held], 0, LEAST)
+    assert sum(one.length for one in chunks) >= 2900 and chunks[-1].place + chunks[-1].length <= 3000
+
+
+class Queue:
+    """The requests of a live batch, that come one by one."""
+
+    def __init__(self) -> None:
+        self.requests = list[Request]()
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        if not self.requests:
+            raise StopIteration
+        return self.requests.pop(0)
+
+
+def answer(batch, queue: Queue, model: localllm.Model, prompt: list[int], reuse: int) -> Request:
+    options = GenerationOptions(4, sampling=SamplingOptions(temperature=0), cache_reuse=reuse)
+    queue.requests.append(request := model.session.request(prompt, options))
+    while not request.finished:
+        next(iter(batch))
+    assert request.error is None
+    return request
+
+
+def test_a_batch(tiny: str):
+    """Little is read; and who wants it exact gets what a model says that has read nothing before."""
+    with localllm.open(tiny, threads=2, context=512) as model:
+        queue = Queue()
+        batch = model.batch(queue, live=True)
+        first = answer(batch, queue, model, TEXT, LEAST)
+        prompt = [*TEXT[:100], 7, *TEXT[100:]]
+        second = answer(batch, queue, model, prompt, LEAST)
+        assert (first.cached, second.cached) == (0, len(prompt) - 1 - READ_AGAIN - 1)
+        third = answer(batch, queue, model, [*prompt, 8], 0)
+        assert third.cached <= 100
+        batch.close()
+        alone = model.generate([*prompt, 8], 4, temperature=0)
+        assert third.answers[0].text == "".join(alone)
+        assert [request.answers[0].completion_tokens for request in (first, second)] == [4, 4]
