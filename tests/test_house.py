@@ -44,9 +44,9 @@ def test_a_circle_is_seen():
 # ---- sizes: what can be seen at once
 
 FILE, BODY, PARAMETERS = 450, 60, 8
-# By the beginning of a name: why it may be longer.
+# By the beginning of a name: why it may have more parameters.
 EXCEPTIONS = {
-    "localllm.kernels.": "a kernel's parameters are its memory; a factory's body is the kernel that it makes",
+    "localllm.kernels.": "a kernel's parameters are its memory",
     "localllm.quant.affine.encode_rows": "compiled by Numba, which takes arrays one by one",
     "localllm.quant.codebook.": "compiled by Numba, which takes arrays one by one",
     "localllm.cli.": "Typer reads a command's options off its parameters",
@@ -54,6 +54,7 @@ EXCEPTIONS = {
     "localllm.generation.beam_search.answers": "a prompt, what answers it and what the answers are like",
     "localllm.quantizing.imatrix.__init__": "what is read, for what, and how",
 }
+LONGER = {"localllm.cli.commands.map.map"}  # being shortened
 
 
 def too_long(module: str, source: str) -> list[str]:
@@ -61,16 +62,17 @@ def too_long(module: str, source: str) -> list[str]:
     lines = len(source.splitlines())
     found = [f"{module}: {lines} lines"] if lines > FILE else []
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.FunctionDef) or f"{module}.{node.name}".startswith(tuple(EXCEPTIONS)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        name = f"{module}.{node.name}"
         body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
         length = (node.end_lineno or 0) - body[0].lineno + 1
         given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         count = sum(argument.arg not in ("self", "cls") for argument in given)
-        if length > BODY:
-            found.append(f"{module}.{node.name}: {length} lines")
-        if count > PARAMETERS:
-            found.append(f"{module}.{node.name}: {count} parameters")
+        if length > BODY and name not in LONGER:
+            found.append(f"{name}: {length} lines")
+        if count > PARAMETERS and not name.startswith(tuple(EXCEPTIONS)):
+            found.append(f"{name}: {count} parameters")
     return found
 
 

@@ -12,7 +12,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.constraint import require_whole
-from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import GenerationOptions
+    from localllm.services.remote.http import Endpoint
     from localllm.text.marker_escaping import Message
 
 
@@ -109,19 +110,10 @@ def chat(
         raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
     chosen = asking.generation_options(opening.reading(line), choices)
 
-    def open_here(path: str | None) -> "Model":
-        if place is not None:
-            from localllm.cli.options.endpoint import open_remote as opened_there
-
-            result: Model = opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
-            return result
-        assert path is not None
-        found = opening.open_model(path, engine, chat_template, no_cache, **images.seeing())
-        found.session.require_conversation()
-        if chosen.on_overflow == "shift":
-            found.engine.require_shift()
-        return found
-
+    open_here = partial(
+        open_for_chat, place=place, engine=engine, choices=choices, template=chat_template, no_cache=no_cache,
+        images=images,
+    )  # fmt: skip
     if place is None:
         opening.tell_choice(own)
     with ExitStack() as leaving:
@@ -148,6 +140,27 @@ def chat(
         finally:
             conversation.leave()
         opening.settle(conversation.model)
+
+
+def open_for_chat(
+    path: str | None,
+    place: "Endpoint | None",
+    engine: options.EngineGroup,
+    choices: options.GenerationGroup,
+    template: str | None,
+    no_cache: bool,
+    images: ImageGroup,
+) -> "Model":
+    """Open a model that can hold a conversation: a file, or what the endpoint `place` serves under that name."""
+    if place is not None:
+        remote: Model = open_remote(place, path, choices, engine, chat_template=template, **images.seeing())
+        return remote
+    assert path is not None
+    model = opening.open_model(path, engine, template, no_cache, **images.seeing())
+    model.session.require_conversation()
+    if choices.on_overflow == "shift":
+        model.engine.require_shift()
+    return model
 
 
 def answer_once(

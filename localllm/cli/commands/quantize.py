@@ -111,14 +111,8 @@ def quantize(
 
     exit_on_sigterm()
     spent = Spent(calibration)
-    if several_types.are_several:
-        (source_name, target), texts = several_types.arguments(tuple(arguments), calibration)
-        last = None
-        recipes = several_types.recipes(importance.imatrix is not None or texts is not None)
-        recipe = recipes[0]
-    else:
-        given, texts = with_texts(tuple(arguments)) if calibration.calibrate else (tuple(arguments), None)
-        source_name, target, recipe, last = understood(given)
+    source_name, target, recipes, texts, last = read_arguments(tuple(arguments), importance, calibration, several_types)
+    recipe = recipes[0]
     path = resolve_model_path(source_name)
     threads = last if threads is None else threads
     overrides = [service.parse_override(text) for text in override_kv or ()]
@@ -169,6 +163,18 @@ def quantize(
         write(format_plan(plan, target))
     else:
         execute(plan, target, request, threads, spent)
+
+
+def read_arguments(
+    arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: LadderGroup
+) -> "tuple[str, str | None, list[Recipe], tuple[str, ...] | None, int | None]":
+    """Return IN, OUT, the types, the texts to calibrate on, and the threads. Raises UsageError."""
+    if several_types.are_several:
+        (source, target), texts = several_types.arguments(arguments, calibration)
+        return source, target, several_types.recipes(importance.imatrix is not None or texts is not None), texts, None
+    given, texts = with_texts(arguments) if calibration.calibrate else (arguments, None)
+    source, target, recipe, threads = understood(given)
+    return source, target, [recipe], texts, threads
 
 
 def require_consent(

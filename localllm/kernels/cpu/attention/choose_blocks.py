@@ -21,17 +21,17 @@ from localllm.kernels.simd import (
 )
 
 
-def make(format_name):
-    """Make the kernel for one storage type."""
-    load_key, _ = STORAGE[format_name]
+@device
+def product(q, row, columns):
+    """Compute q k, both padded."""
+    products = zero_f32x16()
+    for d in range(0, columns * 4, 64):
+        products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
+    return sum_f32x16(products)
 
-    @device
-    def product(q, row, columns):
-        """Compute q k, both padded."""
-        products = zero_f32x16()
-        for d in range(0, columns * 4, 64):
-            products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
-        return sum_f32x16(products)
+
+def make_score_all(load_key):
+    """Make a function that scores blocks by keys of one storage type."""
 
     @device
     def score_all(a, table, q, columns, count, scores):
@@ -55,6 +55,12 @@ def make(format_name):
                     store_f32(best, x)
         return finite
 
+    return score_all
+
+
+def make_choose_some(score_all):
+    """Make a function that chooses among the blocks that a token sees, by their scores."""
+
     @device
     def choose_some(a, token, count, q, columns, table, y):
         """Write the bits of a token that does not see all blocks."""
@@ -76,6 +82,13 @@ def make(format_name):
                 store_f32(scores + i * 4, INFINITY)
             least, left = least_chosen(scores, blocks, most, digits)
             write_bits(scores, blocks, block, count, least, left, bits)
+
+    return choose_some
+
+
+def make(format_name):
+    """Make the kernel for one storage type."""
+    choose_some = make_choose_some(make_score_all(STORAGE[format_name][0]))
 
     @kernel
     def choose_blocks(a, part, parts, thread):

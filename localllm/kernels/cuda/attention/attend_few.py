@@ -222,37 +222,38 @@ def make_combine(bundle, value_columns, lanes, value_dim):
     return combine
 
 
-def make(format_name):
-    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions.
+def make_load_queries(bundle, columns, key_dim, apart):
+    """Make a function (address, heads, d, scale) -> a lane's numbers of `bundle` heads' queries, scaled.
 
-    As F16-F16-4-128-128.
-
-    With -chosen after it, only keys whose bits are set count.
+    Zeros beyond a head's dimensions, and beyond the heads that there are.
     """
-    format_name, has_chosen, _ = format_name.partition("-chosen")
-    of_keys, of_values, *numbers = format_name.split("-")
-    bundle, key_dim, value_dim = map(int, numbers)
-    lanes = lanes_for(key_dim, value_dim)
-    apart, groups = 8 * lanes, WARP // lanes
-    key_pieces, value_pieces = -(-key_dim // apart), -(-value_dim // apart)
-    columns, value_columns = 8 * key_pieces, 8 * value_pieces
-    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
-    tile = rows * groups
-    load_keys = make_rows(make_pieces(LOADS[of_keys], key_pieces, apart, key_dim), rows, groups)
-    load_values = make_rows(make_pieces(LOADS[of_values], value_pieces, apart, value_dim), rows, groups)
-    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
-    scores = make_scores(bundle, rows, groups, has_chosen)
-    combine = make_combine(bundle, value_columns, lanes, value_dim)
 
     def query(i, source, heads, d, scale):
         head, at = i // columns, d + i % columns // 8 * apart + i % 8
         return load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
 
-    def slope_of(i, slopes, heads):
-        return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
+    return unrolled(bundle * columns, query)
 
-    products = make_products(columns)
-    queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
+
+def slope_of(i, slopes, heads):
+    """Return head i's slope, to the power of 2, or 0 where there is none."""
+    return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
+
+
+def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
+    """Make the kernel, see `make`."""
+    lanes = lanes_for(key_dim, value_dim)
+    apart, groups = 8 * lanes, WARP // lanes
+    columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
+    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
+    tile = rows * groups
+    load_keys = make_rows(make_pieces(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
+    load_values = make_rows(make_pieces(LOADS[of_values], value_columns // 8, apart, value_dim), rows, groups)
+    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
+    scores = make_scores(bundle, rows, groups, has_chosen)
+    combine = make_combine(bundle, value_columns, lanes, value_dim)
+    queries = make_load_queries(bundle, columns, key_dim, apart)
+    slopes_of, products = unrolled(bundle, slope_of), make_products(columns)
     softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
     lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
     nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
@@ -300,6 +301,19 @@ def make(format_name):
         combine(tops, sums, output, number, d, target, parts * partial_bytes, here)
 
     return attend_few
+
+
+def make(format_name):
+    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions.
+
+    As F16-F16-4-128-128.
+
+    With -chosen after it, only keys whose bits are set count.
+    """
+    format_name, has_chosen, _ = format_name.partition("-chosen")
+    of_keys, of_values, *numbers = format_name.split("-")
+    bundle, key_dim, value_dim = map(int, numbers)
+    return make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen)
 
 
 @device

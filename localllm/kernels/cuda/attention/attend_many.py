@@ -121,13 +121,111 @@ def make_fill_values(kind, keys, pieces, stride):
     return fill
 
 
-def make(format_name):
-    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8.
+# What a lane has of a piece: numbers of two rows; of its numbers i, those with an even i // 2 belong to the first one.
 
-    As F16-F16-128-128-16.
+
+def row_of(i):
+    """Return which of a lane's two rows number i belongs to."""
+    return i // 2 % 2
+
+
+def of_rows(count):
+    """Return the places of each row's numbers among `count`."""
+    return tuple(tuple(i for i in range(count) if row_of(i) == row) for row in (0, 1))
+
+
+def make_times_row(count):
+    """Make a function that multiplies `count` numbers, each with the factor of its row."""
+    return unrolled(count, lambda i, x, by: x * by[i // 2 % 2])
+
+
+LARGEST_OF_LANES = make_over_lanes(2, 1, 4, larger)
+INVERSES = unrolled(2, lambda i, x: ONE / x)
+
+
+def make_load_queries(key_dim, steps):
+    """Make a function (addresses of two rows, t, factor) -> their queries as float16, and their scores' factors."""
+
+    def query(i, sources, t):
+        d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
+        return load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
+
+    queries, scaled = unrolled(8 * steps, query), make_times_row(8 * steps)
+    sizes = unrolled(8 * steps, lambda i, x: abs(x))
+    largest = folded(of_rows(8 * steps), lambda x, y: larger(x, y))
+    at_least, times = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x, y: x * y)
+
+    @device
+    def load_queries(sources, t, factor):
+        rows = queries(sources, t)
+        size = at_least(LARGEST_OF_LANES(largest(sizes(rows))), SMALLEST)
+        return packed(scaled(rows, INVERSES(size))), times(size, (factor, factor))
+
+    return load_queries
+
+
+def make_finish_scores(tiles):
+    """Make a function from products of two rows and a piece's keys to their scores.
+
+    Capped if there is a cap, less by distance if there are slopes, minus infinity for keys that a row does not see.
+    Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to `highs`, and
+    stand at `places`.
     """
-    of_keys, of_values, *numbers = format_name.split("-")
-    key_dim, value_dim, depth = map(int, numbers)
+
+    def capped(i, x, softcap):
+        return tanh(x) * (softcap * LOG2_E)
+
+    def sloped(i, x, slopes, places):
+        return x - slopes[i // 2 % 2] * abs(float32(int32(places[i // 2 % 2] - int32(i // 4 * 8 + i % 2))))
+
+    def visible(i, x, lows, highs):
+        row, key = i // 2 % 2, int32(i // 4 * 8 + i % 2)
+        return x if lows[row] <= key and key <= highs[row] else MINUS_INFINITY
+
+    cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
+    by_row, minus = make_times_row(4 * tiles), unrolled(2, lambda i, x, y: int32(x - y), "int32")
+
+    @device
+    def finish_scores(x, factors, softcap, slopes, slope, key, places, lows, highs):
+        low, high = minus(lows, int32(key)), minus(highs, int32(key))
+        x = by_row(x, factors)
+        if softcap > ZERO:
+            x = cap_all(x, softcap)
+        if slopes != 0:
+            x = slope_all(x, slope, minus(places, int32(key)))
+        return hide(x, low, high)
+
+    return finish_scores
+
+
+def make_write(value_tiles, value_dim):
+    """Make a function that writes two rows of results, divided by their sums, where there are rows."""
+    sum_of_lanes = make_over_lanes(2, 1, 4, plus)
+
+    def put(i, x, by, targets, t):
+        d = i // 4 * 8 + 2 * t + i % 2
+        if d < value_dim and targets[i // 2 % 2] != 0:
+            store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
+
+    put_all = visit(4 * value_tiles, put)
+
+    @device
+    def write(output, sums, targets, t):
+        put_all(output, INVERSES(sum_of_lanes(sums)), targets, t)
+
+    return write
+
+
+@device
+def of_heads(numbers, first, second, nothing):
+    """Return the numbers of two heads, to the power of 2, if there are some."""
+    if numbers == 0:
+        return nothing, nothing
+    return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E
+
+
+def make_unit(of_keys, of_values, key_dim, value_dim, depth):
+    """Make the function that computes ROWS rows of one sequence, see `make`."""
     steps, value_tiles = -(-key_dim // 16), -(-value_dim // 8)
     key_stride = 8 * steps + 4
     block = PAGE if 4 * PAGE * key_stride + 32 * value_tiles * (PAGE // 2 + 4) <= SHARED else PAGE // 2  # keys
@@ -137,54 +235,11 @@ def make(format_name):
     fill_values = make_fill_values(of_values, block, value_tiles, value_stride)
     multiply_keys = make_multiply(tiles, steps, key_stride, depth)
     multiply_values = make_multiply(value_tiles, block // 16, value_stride, depth)
-
-    # Two rows of each lane; of its numbers i, those with an even i // 2 belong to the first one.
-
-    def query(i, sources, t):
-        d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
-        return load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
-
-    def capped(i, x, softcap):
-        return tanh(x) * (softcap * LOG2_E)
-
-    # Of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to `highs`, where they are.
-
-    def sloped(i, x, slopes, places):
-        return x - slopes[i // 2 % 2] * abs(float32(int32(places[i // 2 % 2] - int32(i // 4 * 8 + i % 2))))
-
-    def visible(i, x, lows, highs):
-        row, key = i // 2 % 2, int32(i // 4 * 8 + i % 2)
-        return x if lows[row] <= key and key <= highs[row] else MINUS_INFINITY
-
-    def put(i, x, by, targets, t):
-        d = i // 4 * 8 + 2 * t + i % 2
-        if d < value_dim and targets[i // 2 % 2] != 0:
-            store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
-
-    def of_rows(count):
-        return tuple(tuple(i for i in range(count) if i // 2 % 2 == row) for row in (0, 1))
-
-    queries, by_row = unrolled(8 * steps, query), unrolled(4 * tiles, lambda i, x, by: x * by[i // 2 % 2])
-    cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
-    sizes = unrolled(8 * steps, lambda i, x: abs(x))
-    largest_query = folded(of_rows(8 * steps), lambda x, y: larger(x, y))
-    largest_of_lanes, sum_of_lanes = make_over_lanes(2, 1, 4, larger), make_over_lanes(2, 1, 4, plus)
-    at_least, inverses = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x: ONE / x)
-    times = unrolled(2, lambda i, x, y: x * y)
-    softmax = make_softmax(4 * tiles, 2, lambda i: i // 2 % 2, largest_of_lanes)
-    scaled = unrolled(8 * steps, lambda i, x, by: x * by[i // 2 % 2])
-    faded = unrolled(4 * value_tiles, lambda i, x, by: x * by[i // 2 % 2])
-    minus = unrolled(2, lambda i, x, y: int32(x - y), "int32")
+    load_queries, finish_scores = make_load_queries(key_dim, steps), make_finish_scores(tiles)
+    softmax = make_softmax(4 * tiles, 2, row_of, LARGEST_OF_LANES)
+    faded, write = make_times_row(4 * value_tiles), make_write(value_tiles, value_dim)
     no_scores = unrolled(4 * tiles, lambda i, nothing: ZERO)
     no_values = unrolled(4 * value_tiles, lambda i, nothing: ZERO)
-    put_all = visit(4 * value_tiles, put)
-
-    @device
-    def of_heads(numbers, first, second, nothing):
-        """Return the numbers of two heads, to the power of 2, if there are some."""
-        if numbers == 0:
-            return nothing, nothing
-        return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E
 
     @device
     def unit(
@@ -209,11 +264,8 @@ def make(format_name):
                  int32(last_seen(positions[1], ahead, sequence) - 2 * t))  # fmt: skip
         targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
                    y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
-
-        rows = queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
-                        q + tokens[1] * q_stride + heads[1] * key_dim * 4), t)  # fmt: skip
-        size = at_least(largest_of_lanes(largest_query(sizes(rows))), SMALLEST)
-        a, factors = packed(scaled(rows, inverses(size))), times(size, (factor, factor))
+        a, factors = load_queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
+                                   q + tokens[1] * q_stride + heads[1] * key_dim * 4), t, factor)  # fmt: skip
         slope, tops = of_heads(slopes, heads[0], heads[1], ZERO), of_heads(sinks, heads[0], heads[1], LOWEST)
         sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
         output = no_values(0)
@@ -226,16 +278,21 @@ def make(format_name):
             fill_values(in_values, values + place * value_bytes, value_bytes, end - key)
             cuda.syncthreads()
             x = multiply_keys(no_scores(0), a, in_keys, g * key_stride + t)
-            low, high = minus(lows, int32(key)), minus(highs, int32(key))
-            x = by_row(x, factors)
-            if softcap > ZERO:
-                x = cap_all(x, softcap)
-            if slopes != 0:
-                x = slope_all(x, slope, minus(places, int32(key)))
-            x = hide(x, low, high)
+            x = finish_scores(x, factors, softcap, slopes, slope, key, places, lows, highs)
             tops, sums, fade, weights = softmax(x, tops, sums)
             output = multiply_values(faded(output, fade), packed(weights), in_values, g * value_stride + t)
-        put_all(output, inverses(sum_of_lanes(sums)), targets, t)
+        write(output, sums, targets, t)
+
+    return unit
+
+
+def make(format_name):
+    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8.
+
+    As F16-F16-128-128-16.
+    """
+    of_keys, of_values, *numbers = format_name.split("-")
+    unit = make_unit(of_keys, of_values, *map(int, numbers))
 
     def attend_many(
         sequences, sequence_count, q, q_stride, y, y_stride, keys, values, key_head_stride, value_head_stride,
