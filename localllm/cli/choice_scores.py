@@ -18,15 +18,19 @@ NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice"
 
 
 def score_file(
-    model: str, path: str | None, kind: str, most: int, *, context: int | None, threads: int | None, kv_type: str,
+    model: str, path: str | None, chosen: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
     rope: "RopeScaling | None", as_json: bool,
 ) -> None:  # fmt: skip
-    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on those so far. Raises UsageError."""
+    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on those so far. Raises UsageError.
+
+    chosen: the kind of tasks, and how many of them at most.
+    """
     from localllm.api import open_model
     from localllm.files.choice_tasks import PARSERS
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services.choice_scores import ChoiceScore, score_tasks, select_tasks
 
+    kind, most = chosen
     if path is None:
         raise UsageError(f"TEXT is missing: give a file of {NAMES[kind]} tasks")
     tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), most)

@@ -158,9 +158,8 @@ class OneShot:
             ask.encoding,
             self.most_bytes,
             ask.binary_file,
-            prompt_first=ask.prompt_first or self.continues,
             with_names=not (ask.no_names or self.continues),
-        )
+        )._replace(prompt_first=ask.prompt_first or self.continues)
         return given if self.named.template is None else with_template(self.named, given)
 
     def long_prompt(self) -> "LongPrompt | None":

@@ -37,7 +37,6 @@ def read_prompt(
     most_bytes: Callable[[], int] = lambda: sys.maxsize,
     exact: str | None = None,
     ways: str = "-p TEXT, -f FILE or through a pipe",
-    prompt_first: bool = False,
     with_names: bool = True,
 ) -> "Given":
     """Join the files of -f, stdin and then the texts of -p with blank lines; "-" names stdin.
@@ -46,8 +45,8 @@ def read_prompt(
 
     encoding: of the files and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
     only called for more than ALWAYS. Raises UsageError, and ContextError as soon as more was read than could fit.
-    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.  prompt_first: put
-    the texts of -p first.  with_names: put its name before each of several files.
+    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
+    with_names: put its name before each of several files.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
@@ -67,7 +66,7 @@ def read_prompt(
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
         piped = text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding)
         parts.append(with_name(piped, "stdin" if named and piped else ""))
-    given = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, asked)), prompt_first)
+    given = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, asked)))
     if not given.text:
         raise UsageError(f"there is no prompt: give one with {ways}")
     return given

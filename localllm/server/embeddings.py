@@ -5,6 +5,7 @@ import base64
 import re
 import threading
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import IGNORED_FIELDS, parse_keep_alive
 from localllm.server.service import Service
 from localllm.server.tokens import require_token_ids
+from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 4096  # texts per request
@@ -36,9 +38,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     for name in IGNORED_FIELDS:
         body.get(name)
     model = body.get_text("model")
-    vectors, count = await embed_texts(
-        service, request, model, parse_keep_alive(body), texts, overflow=overflow, dims=dims, role=role, most=most
-    )
+    use = service.pool.use(model, parse_keep_alive(body))
+    vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims, role=role, most=most)
     data = [
         {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
         for index, vector in enumerate(vectors)
@@ -49,10 +50,8 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 
 async def embed_texts(
-    service: Service,
+    use: AbstractAsyncContextManager[Worker],
     request: Request,
-    name: str | None,
-    keep_seconds: float | None,
     texts: list[str] | list[list[int]],
     *,
     overflow: str,
@@ -62,9 +61,10 @@ async def embed_texts(
 ) -> tuple[np.ndarray, int]:
     """Return the embeddings of texts, float32 [texts, dims], and the number of tokens that were read.
 
-    overflow: "cut" or "refuse" what is longer than `most` tokens, None for the model's context. Raises LocalllmError.
+    use: opens the model.  overflow: "cut" or "refuse" what is longer than `most` tokens, None for the model's context.
+    Raises LocalllmError.
     """
-    async with service.pool.use(name, keep_seconds) as worker:
+    async with use as worker:
         model = worker.model
         vectors = await run_until_disconnect(
             request.receive,

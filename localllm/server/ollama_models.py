@@ -211,9 +211,8 @@ async def embed(service: Service, request: Request) -> Response:
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     texts, dims = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1)
     overflow, name = "refuse" if body.get("truncate") is False else "cut", model_name(body)
-    vectors, count = await embed_texts(
-        service, request, name, parse_keep_alive(body), texts, overflow=overflow, dims=dims
-    )
+    use = service.pool.use(name, parse_keep_alive(body))
+    vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims)
     body.get_mapping("options")
     seconds = nanoseconds(perf_counter() - started)
     answer = {"embeddings": vectors.tolist(), "total_duration": seconds, "load_duration": 0}
@@ -225,7 +224,7 @@ async def embed_prompt(service: Service, request: Request) -> Response:
     """Return the embedding of `prompt`, as before /api/embed."""
     body = Body(await read_json(request, service.limits, any_type=True))
     texts, name = [body.require_text("prompt")], model_name(body)
-    vectors, _ = await embed_texts(service, request, name, parse_keep_alive(body), texts, overflow="cut")
+    vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
     body.get_mapping("options")
     return json_response({"embedding": vectors[0].tolist()}, headers=extension_headers(body))
 

@@ -82,7 +82,7 @@ def perplexity(
         if chunks is not None or save_logits is not None or kl_divergence or base is not None:
             raise UsageError(f"--{chosen[0]} scores tasks: leave out the options for chunks and logits")
         score_file(
-            model, text, *chosen, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
+            model, text, chosen, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
             as_json=as_json,
         )  # fmt: skip
         return
