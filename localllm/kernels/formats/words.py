@@ -46,6 +46,7 @@ class Reader(NamedTuple):
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # a unit is two runs
     offset: int = 0  # what the codes are too large by
+    factors: tuple[int, ...] = ()  # what they are multiples of, for each scale; none: of 1
 
 
 def load_words(builder, address, offset):
@@ -80,11 +81,12 @@ def pairs_of_bits(builder, words, run):
 
 
 def q2_k(builder, address, _) -> Iterator[Codes]:
-    """Decode of each half two bits of four runs in 32 bytes."""
+    """Decode of each half two bits of four runs in 32 bytes, where they are: 1, 4, 16 and 64 times as large."""
     for half in (0, 1):
-        words = load_words(builder, address, Q2.codes[0].at + 32 * half)
+        even = load_words(builder, address, Q2.codes[0].at + 32 * half)
+        odd = moved(builder, even, -8)
         for run in range(4):
-            yield split(builder, pairs_of_bits(builder, words, run))
+            yield [masked(builder, words, 3 << 2 * run) for words in (even, odd)]
 
 
 def q3_k(builder, address, _) -> Iterator[Codes]:
@@ -222,7 +224,7 @@ def k_factors(builder, address):
 
 BLOCKS_OF_32 = "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"
 READERS = {
-    "Q2_K": Reader(q2_k),
+    "Q2_K": Reader(q2_k, factors=(1, 1, 4, 4, 16, 16, 64, 64) * 2),
     "Q3_K": Reader(q3_k, offset=4),
     "Q4_K": Reader(q4_k),
     "Q5_K": Reader(q5_k),

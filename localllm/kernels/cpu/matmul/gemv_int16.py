@@ -120,6 +120,11 @@ def keep_order(builder):
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
+def as_it_is(builder, value):
+    """Return a vector that LLVM keeps in a register: it would join a shuffle with the next one, to a slower one."""
+    return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
+
+
 class Totals:
     """The totals of `rows` rows and `tokens` tokens: for each, `chains` vectors all of whose lanes are its sum."""
 
@@ -180,7 +185,9 @@ class Totals:
             of_token, sums = (
                 self.of_lanes(builder, builder.add(address, builder.mul(distance, I64(token)))) for address in (c, n)
             )
-            scales.append([builder.fmul(scale, of_token) for scale in factors[: self.rows]])
+            if self.reader.factors:
+                of_token = builder.fmul(of_token, ir.Constant(of_token.type, [1 / f for f in self.reader.factors]))
+            scales.append([self.in_lanes(builder, builder.fmul(scale, of_token)) for scale in factors[: self.rows]])
             if self.shape.offset != 0:
                 sums = self.shape.from_offset(builder, sums)
                 for row in range(self.rows):
@@ -192,13 +199,23 @@ class Totals:
         value = self.shape.load(builder, address)
         return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
 
+    def in_lanes(self, builder, scales):
+        """Return scales where `scale_of` finds them: four units' in each half of a register.
+
+        To take a scale from the other half takes three of Zen 3's instructions instead of one.
+        """
+        if self.reader.in_pairs:
+            return [scales]
+        quarter = [0, 2, 4, 6, 1, 3, 5, 7] if self.is_halved else [*range(4)] * 2
+        distance = 8 if self.is_halved else 4
+        parts = (shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
+        return [as_it_is(builder, part) for part in parts]
+
     def scale_of(self, builder, scales, unit):
         """Return a unit's scales in the lanes of its dot products."""
-        runs = self.shape.vectors  # half of them
-        first, last = (unit, unit + runs) if self.reader.in_pairs else (unit, unit)
-        if self.is_halved:
-            first, last = 2 * unit, 2 * unit + 1
-        return shuffled(builder, scales, scales, [first] * 4 + [last] * 4)
+        distance = self.shape.vectors if self.reader.in_pairs else 4
+        first = unit if self.reader.in_pairs else unit % 4
+        return shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
         """Add the contribution of the codes' offset, or of the minimums."""
