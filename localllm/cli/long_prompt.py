@@ -1,4 +1,4 @@
-"""`localllm run` with a prompt that exceeds the context: --on-overflow head, tail, middle and chunks."""
+"""`localllm run` with a prompt that exceeds the context: --on-overflow head, tail, middle, relevant and chunks."""
 
 import os
 from contextlib import suppress
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
 from localllm.quant.cache import cache_folder
-from localllm.services.long_prompt import CHUNKS, PartAnswers, Room, condense, cut
+from localllm.services.long_prompt import CHUNKS, RELEVANT, PartAnswers, Room, condense, cut
+
+SUMMARIZE = "Summarize this."
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -22,9 +24,9 @@ class LongPrompt:
     """
 
     def __init__(self, how: str, raw: bool):
-        """Raise UsageError for chunks of a text that is only continued."""
-        if how == CHUNKS and raw:
-            raise UsageError("--on-overflow chunks asks a question: leave out --raw and --suffix")
+        """Raise UsageError for a text that is only continued, where a question is asked of it."""
+        if how in (CHUNKS, RELEVANT) and raw:
+            raise UsageError(f"--on-overflow {how} asks a question: leave out --raw and --suffix")
         self.how, self._raw, self._files = how, raw, list[str]()
 
     def fit(
@@ -39,7 +41,10 @@ class LongPrompt:
         if room.fits(material):
             return whole
         if self.how != CHUNKS:
-            text, note = cut(material, self.how, room)
+            if self.how == RELEVANT:
+                text, note = pick(model, material, question or SUMMARIZE, room)
+            else:
+                text, note = cut(material, self.how, room)
             say(f"localllm: the prompt exceeds the context of {model.context} tokens: {note}")
             return join_parts(text, question)
         line, has_said = ProgressLine(), False
@@ -52,9 +57,9 @@ class LongPrompt:
                 has_said = True
             line.show(f"{done} of {count} parts answered")
 
-        answers = PartAnswers(model, question or "Summarize this.", system, options, part_file, show)
+        answers = PartAnswers(model, question or SUMMARIZE, system, options, part_file, show)
         try:
-            return condense(material, question or "Summarize this.", room, answers)
+            return condense(material, question or SUMMARIZE, room, answers)
         finally:
             self._files = answers.files
             line.clear()
@@ -64,6 +69,20 @@ class LongPrompt:
         for file in self._files:
             with suppress(OSError):
                 os.unlink(file)
+
+
+def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
+    """Return the lines of a text that matter to a question, and a note, see cut. Raises ContextError."""
+    from localllm.services.relevant_lines import lines_of, pick_lines, score_lines
+
+    line, lines = ProgressLine(), lines_of(material)
+    say(f"localllm: the prompt exceeds the context: scoring its {len(lines)} lines")
+    try:
+        scores = score_lines(model, question, lines, lambda done, count: line.show(f"{done} of {count} lines scored"))
+    finally:
+        line.clear()
+    picked = pick_lines(lines, scores, room.tokens, room.count)
+    return "\n".join(lines[number] for number in picked), f"reads {len(picked)} of {len(lines)} lines"
 
 
 def join_parts(material: str, question: str) -> str:

@@ -146,7 +146,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
     if size > most * widest:
         raise ContextError(
             f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it, or read all of it in"
-            " parts with `run --on-overflow chunks`, or some of it with head, tail or middle instead of chunks"
+            " parts with `run --on-overflow chunks`, or some of it with relevant, head, tail or middle instead"
         )
     return b"".join(pieces)
 
@@ -214,7 +214,7 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
         ways, needed = ["shorten it"], model.context + error.excess
         if needed <= model.trained_context:
             ways.append(f"set -c {needed} or more (the model was trained for {model.trained_context})")
-        cuts = ["head", "tail", "middle"]
+        cuts = [*(["relevant"] if can_ask_parts else ()), "head", "tail", "middle"]
         if can_shift:
             with suppress(UsageError):  # a model whose tokens cannot be moved
                 model.engine.require_shift()

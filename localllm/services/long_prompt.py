@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CUTS = ("head", "tail", "middle")
 CHUNKS = "chunks"
+RELEVANT = "relevant"  # see relevant_lines
 ANSWER = 8  # the part of the context, as 1/ANSWER, that stays free for an answer without a limit
 PART, LEAST = 4096, 64  # the most tokens of a part, and the fewest that are worth asking
 PART_ANSWER = 400  # tokens of a part's answer, unless the user says otherwise

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import localllm
 from localllm.errors import ContextError
+from localllm.services import relevant_lines
 from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
+from localllm.services.relevant_lines import LONG, Part, contrasts, lines_of, pick_lines, score_lines
 
 WORDS = Room(40, lambda text: len(text.split()))
 LINES = [f"line {number} of it" for number in range(100)]
@@ -123,10 +126,69 @@ def test_an_interrupted_command_goes_on(cli, long: Path, monkeypatch):
     assert code == 0 and out and f"asking its {count} parts, of which {count} are answered already" in err
 
 
+def test_lines_are_scored_as_one_text_would_be(monkeypatch):
+    """Parts that are read side by side, a line at a time, get the odds of the whole text read at once."""
+    monkeypatch.setattr(relevant_lines, "LINES", 5)
+    monkeypatch.setattr(relevant_lines, "WARM", 2)
+    monkeypatch.setattr(relevant_lines, "contrasts", list)
+    lines = [f"The ferry {word} at nine." for word in ("leaves", "stays", "sinks", "waits", "turns", "rests")]
+    builtin = localllm.open(localllm.builtin_model())
+    scores, encode = score_lines(builtin, "When?", lines), builtin.tokenizer.encode
+    asked = builtin.session.encode_chat([{"role": "user", "content": relevant_lines.ASK.format(question="When?")}])
+    yes, no = (encode(text, bos=False) for text in (relevant_lines.YES, relevant_lines.NO))
+    common = next(at for at, (one, other) in enumerate(zip(yes, no, strict=False)) if one != other)
+    for order in ([0, 1, 0, 1, 2, 3, 4], [3, 4, 5]):
+        ids, ends = [*asked], []
+        for number in order:
+            ids += [*encode(lines[number], bos=False), *no[:common]]
+            ends.append(len(ids) - 1)
+            ids += no[common:]
+        sequence = builtin.engine.sequence()
+        rows = sequence.append(ids, "all")
+        expected = [rows[end][yes[common]] - rows[end][no[common]] for end in ends[2:]]
+        assert [scores[number] for number in order[2:]] == pytest.approx(expected, abs=0.2)
+        sequence.close()
+    builtin.close()
+
+
+def test_parts_of_lines_have_all_lines_once():
+    parts = [*relevant_lines.parts_of([10] * 300, 1000)]
+    assert [at for part in parts for at in part.own] == [*range(300)]
+    assert all(10 * len([*part.before, *part.own]) <= 1000 for part in parts)
+    assert parts[0].before == range(16) and parts[1].before == range(parts[1].own.start - 16, parts[1].own.start)
+    assert [*relevant_lines.parts_of([300, 300], 400)] == [Part(range(0), range(1)), Part(range(1, 1), range(1, 2))]
+    with pytest.raises(ContextError, match="a line of 500 tokens does not fit"):
+        [*relevant_lines.parts_of([500], 400)]
+
+
+def test_lines_that_stand_out_are_picked():
+    odds = [-at / 10 + 2 * (at == 20) for at in range(40)]  # falling, as the model is used to "no"
+    assert max(range(40), key=contrasts(odds).__getitem__) == 20 and contrasts([3.0]) == [0.0]
+    scores = [0.0, 5.0, 1.0, 4.0, 3.0]
+    assert pick_lines(LINES[:5], scores, 1000, WORDS.count) == [1, 3, 4]
+    assert pick_lines(LINES[:5], scores, 10, WORDS.count) == [1, 3]
+
+
+def test_long_lines_are_cut_for_scores():
+    assert lines_of("a\n\n b\n") == ["a", " b"]
+    sentences = "The ferry leaves at nine. " * 40
+    assert len(lines_of(sentences)) == 40
+    assert [len(line) for line in lines_of("x" * (LONG + 1))] == [LONG, 1]
+
+
+def test_run_reads_relevant_lines(cli, long: Path):
+    code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "relevant")
+    assert code == 0 and out and "the prompt exceeds the context: scoring its 400 lines" in err
+    assert " of 400 lines" in err.splitlines()[-1] and asked(long.parent).endswith("\n\nWhen does the ferry leave?")
+    *picked, blank, _ = asked(long.parent).split("\n")
+    assert blank == "" and picked and {*picked} <= {*long.read_text().splitlines()}
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (("run", "-p", "Hi", "--raw", "--on-overflow", "chunks"), "asks a question: leave out --raw"),
+        (("run", "-p", "Hi", "--raw", "--on-overflow", "relevant"), "relevant asks a question: leave out --raw"),
         (("chat", "-p", "Hi", "--on-overflow", "head"), "--on-overflow head is for `localllm run`"),
         (("run", "-p", "Hi " * 400, "-f", "LONG", "-c", 300, "--on-overflow", "head"), "the question alone leaves no"),
     ],

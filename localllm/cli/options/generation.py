@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 
-CUTS = ("head", "tail", "middle", "chunks")  # of --on-overflow: what `run` does before the model has the prompt
+CUTS = "head", "tail", "middle", "relevant", "chunks"  # of --on-overflow: what `run` does itself
 
 
 def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":

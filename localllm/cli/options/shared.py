@@ -383,13 +383,14 @@ class GenerationGroup(Answers):
         ),
     ] = "auto"
     on_overflow: Annotated[
-        Literal["error", "drop-turns", "shift", "head", "tail", "middle", "chunks"] | None,
+        Literal["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"] | None,
         typer.Option(
             "--on-overflow",
             metavar="HOW",
             help="When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
             "from the middle). In `run`, of files and stdin that do not fit: head or tail (read only the first or the "
-            "last lines), middle (leave out those in the middle), or chunks (ask each part, then their answers)."
+            "last lines), middle (leave out those in the middle), relevant (score all lines, and answer from those "
+            "that matter to the question), or chunks (ask each part, then their answers)."
             "  [default: error in run, drop-turns in chat]",
         ),
     ] = None

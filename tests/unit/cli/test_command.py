@@ -42,7 +42,7 @@ from tests.unit.generation.embedding.test_embedder import with_words
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import COMING, FILE, coming_from, document
 
-OVERFLOW = ["error", "drop-turns", "shift", "head", "tail", "middle", "chunks"]
+OVERFLOW = ["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"]
 WIDTHS = [40, 60, 80, 120]
 
 
@@ -224,7 +224,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("run x -s 1.5", "-s: should be a whole number, not '1.5'"),
         (
             "run x --on-overflow burn",
-            "--on-overflow: should be error, drop-turns, shift, head, tail, middle or chunks, not 'burn'",
+            "--on-overflow: should be error, drop-turns, shift, head, tail, middle, relevant or chunks, not 'burn'",
         ),
         ("run x y z", "'z' is one argument too many"),
         ("rum x", "there is no command rum; did you mean run"),

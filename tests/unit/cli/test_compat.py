@@ -464,7 +464,11 @@ def test_every_command_tells_of_variables_that_mean_nothing(cli, monkeypatch):
         (["run", "m", "-ctk"], "f", ["f16", "f32"]),
         (["run", "m", "--device"], "cu", ["cuda", "cuda:0", "cuda:1"]),
         (["run", "m", "--chat-template"], "gran", ["granite"]),
-        (["run", "m", "--on-overflow"], "=", ["error", "drop-turns", "shift", "head", "tail", "middle", "chunks"]),
+        (
+            ["run", "m", "--on-overflow"],
+            "=",
+            ["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"],
+        ),
         (["run", "m", "--on-overflow", "="], "dr", ["drop-turns"]),
         (["run", "m"], "--on-overflow=dr", ["--on-overflow=drop-turns"]),
         (["quantize", "x.gguf"], "Q5_K_", ["Q5_K_M", "Q5_K_S"]),

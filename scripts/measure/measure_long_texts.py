@@ -1,9 +1,10 @@
-"""Measure what `run --on-overflow chunks` finds in long texts: three faults in a log, twenty facts in a book.
+"""Measure what `run --on-overflow relevant` (or chunks) finds in long texts: three faults in a log, facts in a book.
 
-    python scripts/measure/measure_chunks.py MODEL log --lines 10000
-    python scripts/measure/measure_chunks.py MODEL book --pages 300
+    python scripts/measure/measure_long_texts.py MODEL log --lines 10000
+    python scripts/measure/measure_long_texts.py MODEL book --pages 300 --facts 20
+    python scripts/measure/measure_long_texts.py MODEL log --how chunks
 
-Prints the answer, and which of the planted lines or facts it has. Started again after an interruption it goes on.
+Prints the answer, and which of the planted lines or facts it has. With chunks, it goes on after an interruption.
 """
 
 import argparse
@@ -49,13 +50,14 @@ def log(lines: int) -> tuple[str, list[str]]:
     return "\n".join(made) + "\n", [*FAULTS.values()]
 
 
-def book(pages: int) -> tuple[str, list[str]]:
-    """Return prose with twenty facts in it, evenly spread, and what an answer must have of each."""
+def book(pages: int, facts: int) -> tuple[str, list[str]]:
+    """Return prose with facts in it, evenly spread, and what an answer must have of each."""
     prose = (ROOT / "localllm" / "data" / "calibration" / "prose.txt").read_text(encoding="utf-8").splitlines()
     made = [*islice(cycle(prose), pages * PAGE)]
-    for number, (name, city) in enumerate(BORN.items()):
-        made[(2 * number + 1) * len(made) // (2 * len(BORN))] = f"{name} was born in {city}."
-    return "\n".join(made) + "\n", [f"{name}|{city}" for name, city in BORN.items()]
+    planted = [*BORN.items()][:facts]
+    for number, (name, city) in enumerate(planted):
+        made[(2 * number + 1) * len(made) // (2 * facts)] = f"{name} was born in {city}."
+    return "\n".join(made) + "\n", [f"{name}|{city}" for name, city in planted]
 
 
 def has(answer: str, wanted: str) -> bool:
@@ -69,15 +71,17 @@ def main() -> None:
     parser.add_argument("text", choices=["log", "book"])
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--pages", type=int, default=300)
+    parser.add_argument("--facts", type=int, default=20, choices=range(1, 21), metavar="N")
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--how", choices=["relevant", "chunks"], default="relevant")
     asked = parser.parse_args()
-    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages)
+    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages, asked.facts)
     question = LOG_QUESTION if asked.text == "log" else BOOK_QUESTION
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{asked.text}.txt"
         path.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "localllm", "run", asked.model, "-f", str(path), "--no-stdin", "--temp", "0"]
-        options = ["-c", str(asked.context), "-n", "400", "--on-overflow", "chunks", "-p", question]
+        options = ["-c", str(asked.context), "-n", "400", "--on-overflow", asked.how, "-p", question]
         done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(done.returncode)
