@@ -198,4 +198,5 @@ class MapCommand:
             "ray": output.ray is not None, "fast": output.fast, "chat_template": self.ask.chat_template,
             "mmproj": self.ask.mmproj,
         }  # fmt: skip
-        return open_remote(self.place, self.model, self.choices, self.engine, **refused)
+        there: RemoteModel = open_remote(self.place, self.model, self.choices, self.engine, **refused)
+        return there

@@ -133,41 +133,49 @@ def embed(
     from localllm.generation.embedding.embedder import EmbedOptions
     from localllm.services.embed import EmbedJob, is_image
 
-    if duplicates is not None and not 0 < duplicates <= 1:
-        raise UsageError(f"duplicates should be above 0 and up to 1, not {duplicates:g}")
-    if duplicates is not None and (output is not None or format is not None or near is not None or raw):
-        raise UsageError("--duplicates prints texts, not vectors: leave out -o, --format, --near and --no-normalize")
-    if near is not None and (output is not None or format is not None):
-        raise UsageError("--near prints texts, not vectors: leave out -o and --format")
-    given = input or []
-    if files is not None or any(map(os.path.isdir, given)):
-        files, given = [*(files or ()), *given], []
-    if len(given) > 1:
-        raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
+    makes_vectors = output is not None or format is not None
+    require_sense(duplicates, near is not None, makes_vectors, raw)
+    source, files = sort_inputs(input or [], files)
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     by_passages = near is not None and files is not None
-    records = [] if by_passages else records_of(given[0] if given else None, files, images)
+    records = [] if by_passages else records_of(source, files, images)
     sees = bool(images) or any(map(is_image, records))
     job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
     start = perf_counter()
     if near is not None:
-        of_files = files if files is not None else []
-        given_texts = (
-            (lambda made: texts(records, field, False))
-            if files is None
-            else (lambda made: passages(of_files, images, made.context))
-        )
-        show_nearest(job, near, top, given_texts, stats, line)
-        return
+
+        def read(made: Any) -> "list[tuple[str, str | ShownImage]]":
+            return texts(records, field, False) if files is None else passages(files, images, made.context)
+
+        return show_nearest(job, near, top, read, stats, line)
     if duplicates is not None:
-        show_duplicates(job, duplicates, texts(records, field, files is not None), files is not None, line)
-        return
+        given_texts = texts(records, field, files is not None)
+        return show_duplicates(job, duplicates, given_texts, files is not None, line)
     failed, embedder = vectors(job, records, field, output, kind_of(format, output), files is not None, line)
     if stats:
         tell(embedder, perf_counter() - start)
     if failed:
         raise RecordsError(f"{failed} records failed; see the error field of their output lines")
+
+
+def require_sense(duplicates: float | None, is_near: bool, makes_vectors: bool, raw: bool) -> None:
+    """Raise UsageError for options that do not go together."""
+    if duplicates is not None and not 0 < duplicates <= 1:
+        raise UsageError(f"duplicates should be above 0 and up to 1, not {duplicates:g}")
+    if duplicates is not None and (makes_vectors or is_near or raw):
+        raise UsageError("--duplicates prints texts, not vectors: leave out -o, --format, --near and --no-normalize")
+    if is_near and makes_vectors:
+        raise UsageError("--near prints texts, not vectors: leave out -o and --format")
+
+
+def sort_inputs(given: list[str], files: list[str] | None) -> tuple[str | None, list[str] | None]:
+    """Return the file of records, if any, and the files that are texts. Raises UsageError for several of the former."""
+    if files is not None or any(map(os.path.isdir, given)):
+        return None, [*(files or ()), *given]
+    if len(given) > 1:
+        raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
+    return (given[0] if given else None), None
 
 
 def kind_of(format: str | None, output: str | None) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -93,9 +94,7 @@ def search(
         with opened_search(places, files, models, threads, device) as opened:
             return serve(opened, places, top)
     places, question = places_and_question(paths or (), query, "search")
-    for name, value, least in (("top", top, 1), ("around", around, 0), ("before", before, 0), ("after", after, 0)):
-        if value < least:
-            raise UsageError(f"{name} should be {least} or above")
+    require_counts(top=(top, 1), around=(around, 0), before=(before, 0), after=(after, 0))
     more = before or around, after or around
     if threshold is not None and models.embedder is None:
         raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
@@ -107,17 +106,33 @@ def search(
     if not hits:
         say("localllm: nothing was found")
         raise typer.Exit(1)
-    if as_json:
-        for hit in hits:
-            write(json.dumps(as_object(hit), ensure_ascii=False) + "\n")
-    elif lines is not None:
-        write("".join(f"{hit.passage.text}\n" for hit in hits))
-    elif only_names:
-        write("".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits)))
-    elif by_line:
-        write("".join(f"{hit.passage.path}:{number}:{text}\n" for hit in hits for number, text in lines_of(hit, *more)))
-    else:
-        write("\n".join(block(hit, *more) for hit in hits))
+    how = "json" if as_json else "texts" if lines is not None else "names" if only_names else "lines" if by_line else ""
+    write(render_hits(hits, how, *more))
+
+
+def require_counts(**given: tuple[int, int]) -> None:
+    """Raise UsageError for a number that is too small; given: by name, each with the least."""
+    for name, (value, least) in given.items():
+        if value < least:
+            raise UsageError(f"{name} should be {least} or above")
+
+
+def render_hits(hits: "Sequence[Hit]", how: str, before: int, after: int) -> str:
+    """Return hits as they are printed.
+
+    how: "json", "texts" (without places), "names" of files, "lines" as grep prints them, or "" for a block each.
+    before, after: lines around each passage.
+    """
+    if how == "json":
+        return "".join(json.dumps(as_object(hit), ensure_ascii=False) + "\n" for hit in hits)
+    if how == "texts":
+        return "".join(f"{hit.passage.text}\n" for hit in hits)
+    if how == "names":
+        return "".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits))
+    if how == "lines":
+        numbered = ((hit.passage.path, *line) for hit in hits for line in lines_of(hit, before, after))
+        return "".join(f"{path}:{number}:{text}\n" for path, number, text in numbered)
+    return "\n".join(block(hit, before, after) for hit in hits)
 
 
 def as_object(hit: "Hit") -> dict[str, object]:
