@@ -149,6 +149,11 @@ class Calibration:
         said = trace_model(self._file, self._model.forward, weights, h, context)
         return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
 
+    def encoded_jobs(self) -> list[TensorJob]:
+        """List the matrices that `run` encodes: not those whose rows are only read."""
+        multiplied = self._analyze(self.chunks)[0].multiplied
+        return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
+
     def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
         """Encode the matrices that `done` does not have. Raises ModelError for inputs that are not finite."""
         matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)

@@ -14,17 +14,19 @@ WITHOUT = (
     "ignore",
     "by_context",
 )  # verbs that make no new activation
+PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
 class LastReads:
     """A builder (localllm.arch.verbs) that counts verbs and forwards them to a recorder.
 
     Attributes:
-        verbs: names of the verbs that make an activation, in order.
+        verbs: names of the verbs that make an activation, in order.  multiplied: names of the weights that activations
+            are multiplied with.
     """
 
     def __init__(self) -> None:
-        self.verbs = list[str]()
+        self.verbs, self.multiplied = list[str](), set[str]()
         self._last = dict[Activation, tuple[int, Any]]()  # number of the last verb that reads it, and the argument
         self._made = dict[Activation, list[int]]()  # numbers of the verbs that return it
         self._met = dict[str, int]()  # number of the first verb per weight
@@ -49,6 +51,7 @@ class LastReads:
                     self._last[read] = len(self.verbs), place if read is x else None
             if isinstance(x, Weight):
                 self._met.setdefault(x.name, len(self.verbs))
+                self.multiplied.update([x.name] if name in PRODUCTS else [])
         self.verbs.append(name)
         made = verb(*given, **named)
         if isinstance(made, Activation):

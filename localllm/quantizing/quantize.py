@@ -232,21 +232,22 @@ def write_calibrated(
     clamped: ClampedWeights,
 ) -> str | None:
     """Calibrate on the request's texts, then write as `write` does."""
-    from localllm.quantizing.calibrate import SUFFIX, Calibration, is_calibrated
+    from localllm.quantizing.calibrate import SUFFIX, Calibration
     from localllm.quantizing.scale_folding import fold_scales
 
     calibration = Calibration(plan, request.texts or ())
     with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
         source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, done)
         plan = calibration.with_metadata(make_plan(source, request))
-        total = sum(prod(job.tensor.shape) for job in plan.jobs if is_calibrated(job))
-        calibration.for_plan(plan).run(
+        calibration = calibration.for_plan(plan)
+        total = sum(prod(job.tensor.shape) for job in calibration.encoded_jobs())
+        calibration.run(
             done, widener_of(plan, compiling), threads, lambda count, name: on_stage(MATRICES, count, total, name)
         )
-        rest = plan.weights - total
+        encoded = sum(prod(job.tensor.shape) for job in plan.jobs if job.tensor.name in done)
 
         def on_written(count: int, name: str) -> None:
-            on_stage(WRITING, count - total, rest, name)
+            on_stage(WRITING, count - encoded, plan.weights - encoded, name)
 
         trouble = write(plan, targets, threads, on_written, compiling, clamped, done)
     done.remove()

@@ -62,7 +62,7 @@ from localllm.quantizing.mixed_precision.plan import fit_to_size, parse_bits, pa
 from localllm.quantizing.mixed_precision.refine import correct_harm
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizeRequest, make_plan
-from localllm.quantizing.quantize import open_source, run, widener_of
+from localllm.quantizing.quantize import MATRICES, SCALES, WRITING, open_source, run, widener_of
 from localllm.services.quantization_info import calibration, describe_quantization
 from localllm.text.tokenizer import Tokenizer
 
@@ -809,6 +809,18 @@ def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path,
 def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, model: Path, tmp_path: Path, capsys):
     assert quantize([str(model), str(tmp_path / "x.gguf"), "Q4_0", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_each_stage_counts_to_its_end(model: Path, text: Path, tmp_path: Path):
+    """An embedding whose rows are only read is written, not calibrated."""
+    asked = QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)])
+    plan, told = make_plan(open_source(str(model)), asked), dict[str, list[tuple[int, int]]]()
+    stage = lambda stage, done, total, name: told.setdefault(stage, []).append((done, total))  # noqa: E731
+    run(plan, str(tmp_path / "out.gguf"), asked, 2, lambda done, name: None, on_stage=stage)
+    assert [*told] == [SCALES, MATRICES, WRITING]
+    for counts in told.values():
+        done, total = zip(*counts, strict=True)
+        assert min(done) >= 0 and done == tuple(sorted(done)) and set(total) == {done[-1]}, counts
 
 
 @pytest.mark.sampled
