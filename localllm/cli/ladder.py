@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,9 @@ from localllm.frozen import frozen
 if TYPE_CHECKING:
     from localllm.cli.options.quantizing import LadderGroup
     from localllm.files.gguf.tensor_source import Source
+    from localllm.files.logits_file import LogitsFile
     from localllm.quantizing.ladder import Result, Rung
+    from localllm.quantizing.ladder_report import Divergence
     from localllm.quantizing.plan import QuantizeRequest
 
 ADDED = 1.02  # times as large is not larger: metadata may grow
@@ -41,6 +43,7 @@ def make_ladder(
     from localllm.quantizing.plan import make_plan
     from localllm.services.outputs import is_model, require_kind
 
+    base = None if shown.base is None else open_base(shown.base, source)
     rungs, warnings = list[Rung](), dict[str, None]()
     for request in requests:
         plan, name = make_plan(source, request), request.recipe.name
@@ -58,7 +61,8 @@ def make_ladder(
     start, is_named = perf_counter(), out is not None or how.force
     make = one_by_one if requests[0].texts is not None else together
     results = make(rungs, requests, how, is_named)
-    write(report(results, perf_counter() - start, shown))
+    seconds = perf_counter() - start
+    write(report(results, seconds, shown, measure(results, base, how.threads) if base else {}))
 
 
 def together(
@@ -117,6 +121,37 @@ def ignore(done: int, name: str) -> None:
     """Show nothing: stages are shown."""
 
 
+def open_base(path: str, source: "Source") -> "LogitsFile":
+    """Open the logits that files are compared with. Raises ModelError, UsageError if they are of another vocabulary."""
+    from localllm.files.logits_file import LogitsFile
+
+    base, shapes = LogitsFile.open(path), {tensor.name: tensor.shape for tensor in source.tensors}
+    rows = next((shapes[name][0] for name in ("output.weight", "token_embd.weight") if name in shapes), None)
+    if rows != base.vocab_size:
+        sizes = f"{base.vocab_size} tokens, the model has {rows or 'none'}"
+        raise UsageError(f"{one_line(path)}: logits of another model: its vocabulary has {sizes}")
+    return base
+
+
+def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
+    """Measure the divergence of each type's model from a base. Raises as ChunkReader does."""
+    from localllm.quantizing.ladder_report import Divergence
+    from localllm.services.perplexity import ChunkReader
+
+    line, found = ProgressLine(), dict[str, Divergence]()
+    try:
+        for result in results:
+            name, (count, size) = result.recipe.name, base.chunks.shape
+            with ChunkReader(result.files[0].path, size, threads, opening.compiling(line)) as reader:
+                for known in reader.compare(base):
+                    line.show(f"{name}: measuring the divergence, {known.chunks} of {count} chunks")
+            facts = known.facts()
+            found[name] = Divergence(facts["kld"]["mean"], facts["kld"]["error"], facts["same_top"]["mean"])
+    finally:
+        line.clear()
+    return found
+
+
 def planned(rungs: "Sequence[Rung]") -> str:
     """Format what would be made."""
     rows = []
@@ -127,26 +162,32 @@ def planned(rungs: "Sequence[Rung]") -> str:
     return "\n".join([*lines, "", f"total  {size(sum(rung.plan.nbytes for rung in rungs))}"]) + "\n"
 
 
-def report(results: "Sequence[Result]", seconds: float, shown: "LadderGroup") -> str:
-    """Format the table of files: a text with the lines of sha256sum, JSON, or Markdown."""
+def report(
+    results: "Sequence[Result]", seconds: float, shown: "LadderGroup", measured: "Mapping[str, Divergence]"
+) -> str:
+    """Format the table of files: a text with the lines of sha256sum, JSON, or Markdown; measured: by type."""
     from localllm.quantizing.ladder_report import markdown, report_rows
 
     if shown.as_json:
-        return json.dumps({"seconds": round(seconds, 2), "types": report_rows(results)}, ensure_ascii=False) + "\n"
+        rows = report_rows(results, measured)
+        return json.dumps({"seconds": round(seconds, 2), "types": rows}, ensure_ascii=False) + "\n"
     if shown.as_markdown:
-        return markdown(results)
-    rows = [
-        (
-            result.recipe.name,
-            size(sum(file.nbytes for file in result.files)),
-            f"{result.plan.bits_per_weight:.2f}",
-            f"{result.seconds:.1f} s",
-        )
-        for result in results
-    ]
+        return markdown(results, measured)
     sums = [f"{file.sha256}  {one_line(file.path)}" for result in results for file in result.files]
-    lines = columns(("type", "size", "bits per weight", "time"), rows, "<>>>")
-    return "\n".join([*lines, "", f"total  {seconds:.1f} s", "", *sums]) + "\n"
+    return "\n".join([*text_table(results, measured), "", f"total  {seconds:.1f} s", "", *sums]) + "\n"
+
+
+def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]") -> list[str]:
+    """Format the lines of the table, with columns for the divergence where it was measured."""
+    titles: tuple[str, ...] = ("type", "size", "bits per weight", "time")
+    rows = list[tuple[str, ...]]()
+    for result in results:
+        name, nbytes = result.recipe.name, sum(file.nbytes for file in result.files)
+        row = (name, size(nbytes), f"{result.plan.bits_per_weight:.2f}", f"{result.seconds:.1f} s")
+        rows.append((*row, *(measured[name].columns if measured else ())))
+    if measured:
+        titles = (*titles, "KL divergence", "same top token")
+    return columns(titles, rows, "<" + ">" * (len(titles) - 1))
 
 
 def require_smaller(rungs: "Sequence[Rung]", before: int) -> None:

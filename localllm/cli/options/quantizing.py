@@ -132,6 +132,15 @@ class LadderGroup:
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the table of files as JSON.")] = False
     as_markdown: Annotated[bool, typer.Option("--md", help="Print the table in Markdown, for a model card.")] = False
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            "--kl-divergence-base",
+            metavar="FILE",
+            help="Measure each file's divergence from logits that perplexity --save-logits has saved.",
+        ),
+    ] = None
 
     @property
     def are_several(self) -> bool:
@@ -143,6 +152,8 @@ class LadderGroup:
             raise UsageError("give either --md or --json, not both")
         if not are_several and (self.as_json or self.as_markdown):
             raise UsageError("--json and --md need --types or --ladder")
+        if not are_several and self.base is not None:
+            raise UsageError("--base needs --types or --ladder; for one file: localllm perplexity --kl-divergence")
         return are_several
 
     def recipes(self, has_importance: bool) -> "list[Recipe]":

@@ -18,6 +18,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
+from localllm.files.logits_file import LogitsWriter, row_width
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quantizing import ladder, ladder_files
 from localllm.quantizing.ladder import TYPES, WITH_IMPORTANCE, Ladder, Rung, output_for, parse_types
@@ -90,6 +91,33 @@ def test_json(model: Path, cli):
         assert row["files"] == [expected] and row["size"] == len(data) and row["seconds"] >= 0
 
 
+def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
+    """Of each file, in all three tables; logits of another vocabulary are refused before anything is written."""
+    text, base = tmp_path / "t.txt", tmp_path / "base.logits"
+    text.write_text("hello world, " * 40)
+    assert cli("perplexity", model, text, "-c", 32, "--chunks", 3, "--save-logits", base)[0] == 0
+    command = ("quantize", model, tmp_path / "{type}.gguf", "--types", "Q8_0,Q4_0", "--base", base)
+    said = json.loads(cli(*command, "--json")[1])["types"]
+    lines = [cli(*command, *words)[1].splitlines() for words in ((), ("--md",))]
+    assert all("KL divergence" in some[0] and "same top token" in some[0] for some in lines)
+    for number, row in enumerate(said):
+        file = tmp_path / f"{row['type']}.gguf"
+        alone = json.loads(cli("perplexity", file, "--kl-divergence", "--base", base, "--json")[1])
+        expected = {"mean": alone["kld"]["mean"], "error": alone["kld"]["error"], "same_top": alone["same_top"]["mean"]}
+        assert row["divergence"] == pytest.approx(expected) and expected["mean"] > 0
+        assert all(f"{expected['mean']:.4f} ± " in some[number + at] for some, at in zip(lines, (1, 2), strict=True))
+    base.unlink()
+    with LogitsWriter(base, np.zeros((1, 8), np.int32), 10) as writer:
+        writer.write(np.zeros((3, row_width(10)), "<u2"))
+    code, _, err = cli("quantize", model, tmp_path / "new-{type}.gguf", "--types", "Q5_0", "--base", base)
+    assert (
+        code == 2
+        and "logits of another model: its vocabulary has 10 tokens" in err
+        and err.count("\n") == 1
+        and not list(tmp_path.glob("new*"))
+    )
+
+
 def test_searches_are_shared(model: Path, cli, monkeypatch):
     """Rows are encoded once for each format, however many types have it."""
     encoded = []
@@ -130,6 +158,7 @@ def test_calibrated(model: Path, cli, tmp_path: Path):
     (["--types", "Q8_0", "--json", "--md"], "either"), (["--types", "Q8_0", "--calibrate", "--size", "1M"], "one TYPE"),
     (["out.gguf", "--types", "Q8_0,Q4_0"], "expected a folder"), (["Q8_0", "--types", "Q4_0"], "either TYPE"),
     (["x-{type}.gguf", "y", "--types", "Q4_0"], "expected IN [OUT]"),
+    (["Q8_0", "--base", "x"], "--base needs --types"), (["--types", "Q4_0", "--base", "nowhere"], "nowhere"),
 ])  # fmt: skip
 def test_words_that_are_refused(model: Path, cli, words: list[str], said: str):
     code, _, err = cli("quantize", model, *words)
