@@ -4,7 +4,7 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -18,8 +18,6 @@ from localllm.server.http import EventStream, format_event, openai_error, read_j
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, ResponseStream, Service
-
-SAMPLER = "infill"  # llama.cpp's, which keeps likely tokens only
 
 
 @frozen
@@ -39,7 +37,7 @@ class Ending:
 
 async def infill(service: Service, request: Request) -> Response:
     """Generate the text between `input_prefix` with `prompt` and `input_suffix`."""
-    body = Body(take_likeliest(await read_json(request, service.limits)))
+    body = Body(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = parse_request(body, service.limits.suffix_first)
     stream = await service.start(query, parse_keep_alive(body))
@@ -47,15 +45,6 @@ async def infill(service: Service, request: Request) -> Response:
     if is_streaming:
         return EventStream(stream_chunks(middle), service.limits, headers, stream.close)
     return await respond_when_done(request, complete(middle), headers, stream.close)
-
-
-def take_likeliest(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace llama.cpp's sampler for filling in, of which little but the likeliest token is left, by just that."""
-    samplers = value.get("samplers")
-    if not isinstance(samplers, list) or SAMPLER not in samplers:
-        return value
-    others = [name for name in samplers if name not in (SAMPLER, "temperature")]
-    return {**value, "samplers": [*others, "temperature"], "temperature": 0}
 
 
 def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:

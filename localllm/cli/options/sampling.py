@@ -126,7 +126,7 @@ class ExactSampling:
         typer.Option(
             "--samplers",
             metavar="NAMES",
-            help="Samplers in the order to apply them.  "
+            help="Samplers in the order to apply them, of these and infill.  "
             "[default: penalties;dry;top_n_sigma;top_k;typical;top_p;min_p;xtc;temperature;adaptive_p]",
         ),
     ] = None

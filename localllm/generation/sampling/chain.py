@@ -26,6 +26,8 @@ class State:
         history: of tokens.  breakers: of dry.
         mu: of mirostat, in bits.  mean: of adaptive_p, of the tokens' probabilities so far; newer ones count more.
         key: of the noise for the token, 64 bits.
+        tokenizer: tells infill the texts of tokens and which end an answer.
+        allowed: the mask of a grammar for the token, bool [vocab], or None.
         watched: candidates by whose probabilities mirostat or adaptive_p learns from it.  drawn: the token.
     """
 
@@ -35,7 +37,9 @@ class State:
     breakers: Breakers
     mu: float
     mean: float
+    tokenizer: "Tokenizer | None" = None
     key: int = 0
+    allowed: np.ndarray | None = None
     watched: Candidates | None = None
     drawn: int | None = None
 
@@ -45,7 +49,8 @@ class State:
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
         history = History(-1 if -1 in windows else max(windows, default=0))
         breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
-        return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target)
+        speller = tokenizer if "infill" in names else None
+        return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target, speller)
 
     def copy(self) -> "State":
         """Return an independent copy."""
@@ -103,6 +108,17 @@ def adaptive_p(candidates: Candidates, options: Any, state: State) -> Candidates
     return steps.adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
 
 
+def infill(candidates: Candidates, options: Any, state: State) -> Candidates:
+    """Apply infill, which may end an answer unless something forbids it."""
+    assert state.tokenizer
+    ends, bytes_of = state.tokenizer.end_ids, state.tokenizer.token_bytes
+    eos: int | None = state.tokenizer.eos_id if state.tokenizer.eos_id in ends else min(ends, default=None)
+    is_barred = options.ignore_eos or options.logit_bias.get(eos) == -np.inf
+    if is_barred or (eos is not None and state.allowed is not None and not state.allowed[eos]):
+        eos = None
+    return steps.infill(candidates, lambda token: bytes_of(token, special=False), ends, eos)
+
+
 def mirostat(candidates: Candidates, options: Any, state: State) -> Candidates:
     first = options.mirostat == 1
     kept = steps.mirostat_1(candidates, state.mu, state.vocab) if first else steps.mirostat_2(candidates, state.mu)
@@ -146,6 +162,7 @@ STEPS: dict[str, SamplerStep] = {
     "xtc": SamplerStep(xtc, lambda options: options.xtc_probability > 0 and options.xtc_threshold <= 0.5),
     "temperature": SamplerStep(temperature, lambda options: options.temperature != 1 or options.dynatemp_range > 0),
     "adaptive_p": SamplerStep(adaptive_p, lambda options: options.adaptive_target >= 0, keeps_best=True),
+    "infill": SamplerStep(infill, lambda options: True),
     "mirostat": SamplerStep(mirostat, lambda options: options.mirostat > 0, keeps_best=True),
     "likeliest": SamplerStep(lambda candidates, options, state: steps.likeliest(candidates), lambda options: True),
 }

@@ -28,9 +28,10 @@ LETTERS = {
     "xtc": "x",
     "temperature": "t",
     "adaptive_p": "a",
+    "infill": "i",
 }
 OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
-ORDER = tuple(LETTERS)  # llama.cpp's default one
+ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default one
 ABOVE_0 = math.nextafter(0, 1)
 
 

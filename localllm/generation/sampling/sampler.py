@@ -98,6 +98,7 @@ class Sampler:
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
             candidates = only(candidates, allowed[: self.vocab])
+        self._state.allowed = allowed
         if self._biases:
             candidates = logit_bias(candidates, *self._biases)
         for step in self._chain:

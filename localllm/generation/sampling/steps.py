@@ -5,6 +5,8 @@ so; and tokens that are excluded (by a grammar or a bias) are no candidates here
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from localllm.generation.sampling.candidates import LARGEST, Breakers, Candidate
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
 LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing
 IMPOSSIBLE = 1e-300  # a probability that is as good as 0
+LEAST_OF_ALL = 0.2  # infill: the probability that a token needs
 ZIPF_TOKENS = 100  # from which mirostat estimates the shape of the distribution
 MOST_MU = 1e300  # bits; what mirostat aims at stays finite
 
@@ -281,3 +284,50 @@ def uniform(ids: np.ndarray, key: int) -> np.ndarray:
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     bits ^= bits >> np.uint64(31)
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
+
+
+def infill(
+    candidates: Candidates, token_bytes: Callable[[int], bytes], ends: Collection[int], end: int | None
+) -> Candidates:
+    """Keep what a text in the middle goes on with, or its end: llama.cpp's, for few candidates (after top_k and top_p).
+
+    If an end is likely, only ends stay. Else the probabilities of tokens that begin alike are added up, and tokens stay
+    that have 0.2 then, and their share of what such ones have. If none has that much, the text ends.
+
+    token_bytes: of a token, none of a control token.  ends: tokens that end an answer.  end: the one to end it with, or
+    None if it may not end: then the most likely token stays.
+    """
+    ranked = candidates.rank()
+    probabilities, is_end = ranked.probabilities(), np.isin(ranked.ids, list(ends))
+    if 3 * probabilities[is_end].sum() * len(ranked.ids) > probabilities[~is_end].sum():
+        return ranked.keep(is_end)
+    merged = merge_beginnings(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
+    kept = is_end | (merged >= LEAST_OF_ALL)
+    count = int((kept & ~is_end).sum())
+    if not count:
+        return ranked.keep(slice(1)) if end is None else Candidates(np.array([end]), np.ones(1), ranked=True)
+    return ranked.keep(kept & (is_end | (merged / merged[kept].sum() >= 1 / (count + 1))))
+
+
+def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
+    """Add up the probabilities of tokens of which one begins with the other, with the likelier one; float64 [n].
+
+    probabilities: ranked.
+    """
+    merged, is_there, order = (
+        probabilities.copy(),
+        [True] * len(texts),
+        sorted(range(len(texts)), key=texts.__getitem__),
+    )
+    spelt = [texts[place] for place in order]
+    for first, text in enumerate(texts):
+        place, alike = bisect_left(spelt, text), list[int]()
+        while text and is_there[first] and place < len(spelt) and spelt[place].startswith(text):
+            alike.append(order[place])
+            place += 1
+        for second in sorted(alike):
+            if second != first and is_there[first] and is_there[second]:
+                into, out = (second, first) if merged[second] > merged[first] else (first, second)
+                merged[into] += merged[out]
+                merged[out], is_there[out] = 0.0, False
+    return merged

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -338,7 +339,8 @@ ALL_ON = {
 def test_no_step_hides_a_nan(options: dict, count: int):
     logits = random_logits(6500)
     logits[-count:] = np.nan
-    sampler = Sampler(SamplingOptions(**ALL_ON, **options), 6500)
+    speller = SimpleNamespace(token_bytes=lambda token, special: b"a", end_ids=frozenset([3]), eos_id=3)
+    sampler = Sampler(SamplingOptions(**ALL_ON, **options), 6500, speller)
     sampler.read([5, 6, 5])
     with pytest.raises(LocalllmError, match="not numbers"):
         sampler.sample(logits)

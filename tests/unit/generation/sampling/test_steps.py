@@ -31,7 +31,9 @@ from localllm.generation.speculation.acceptance import StepCostModel
 
 PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
-SPEAKER = SimpleNamespace(token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]))
+SPEAKER = SimpleNamespace(
+    token_bytes=lambda token, special: PIECES[token % len(PIECES)], end_ids=frozenset([3]), eos_id=3
+)
 
 # Steps that are on together, and those that learn from what they drew.
 MANY = {
@@ -395,8 +397,9 @@ def test_steps_by_llama_cpps_names():
     assert SamplingOptions(samplers=theirs).samplers == DEFAULTS["samplers"][:-1] == steps_lettered("edskypmxt")
     assert SamplingOptions(samplers=["top-k", "temp", "typical-p"]).samplers == ("top_k", "temperature", "typical")
     assert SamplingOptions(samplers="").samplers == ()
-    with pytest.raises(UsageError, match="unknown letter 'i'"):
-        steps_lettered("ki")
+    assert SamplingOptions(samplers="top_k;infill").samplers == steps_lettered("ki")
+    with pytest.raises(UsageError, match="unknown letter 'z'"):
+        steps_lettered("kz")
 
 
 # What files recommend.
