@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_without_a_block_all_is_printed_with_a_note(cli, more: list[str]):
     assert (
         code == 0 and set(out.split("\n\n")) <= {"ls -l", "ls -l\n"} and "has no code block; this is all of it" in err
     )
+
+
+def test_the_note_comes_after_the_line_that_it_is_about(cli, monkeypatch):
+    """On a terminal both are seen: the answer's line ends first."""
+    from localllm.cli.terminal import extracted
+
+    order = list[str]()
+    monkeypatch.setattr(extracted, "page", lambda: SimpleNamespace(push=order.append, end=lambda: order.append("\n")))
+    monkeypatch.setattr(extracted, "say", order.append)
+    block = extracted.FirstBlock(SimpleNamespace(finish_reason="stop"))
+    block.push("ls -l")
+    block.end()
+    assert order == ["ls -l", "\n", extracted.NO_BLOCK]
 
 
 def test_extract_reports_a_block_that_is_cut_off(cli):

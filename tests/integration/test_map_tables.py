@@ -134,6 +134,8 @@ def test_a_table_needs_names(text: str, problem: str):
 def test_a_prompt_names_columns(cli, table: Path):
     code, _, err = cli("map", GUIDE, table, "-p", "What?")
     assert code == 2 and "the prompt names no column: the columns are {Item name}, {qty}, {note}" in err
+    code, out, err = cli("map", GUIDE, table, "-p", "{qty} of {titel}")
+    assert (code, out) == (2, "") and "there is no column {titel}: the columns are {Item name}, {qty}, {note}" in err
     code, _, err = cli("map", GUIDE, table)
     assert code == 2 and "-p TEXT is missing: the columns are {Item name}" in err
     ask = Prompts('{Item name} as {"json": 1} and { x }', raw=True, columns=["Item name"])

@@ -40,8 +40,9 @@ class FirstBlock:
         self._show(self._reader.end())
         if not self._reader.is_open:
             self._page.push(self._text)
-            say(NO_BLOCK)
         self._page.end()
+        if not self._reader.is_open:
+            say(NO_BLOCK)
         if self._reader.is_open and not is_done and self._answer.finish_reason == "length":
             say(CUT_OFF)
 
