@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from localllm.cli import compat as llama_names
+from localllm.cli import compat_commands
 from localllm.cli.app import context_of
 from localllm.cli.parameters import NAMED
 from localllm.cli.registry import COMMANDS, params_of
@@ -49,9 +50,9 @@ def coming_from() -> str:
     parts = [
         COMING_BEGINNING,
         "## Commands of llama.cpp\n",
-        *commands(llama_names.LLAMA_CPP),
+        *commands(compat_commands.LLAMA_CPP),
         "\n## Commands of Ollama\n",
-        *commands(llama_names.OLLAMA),
+        *commands(compat_commands.OLLAMA),
         "\n## Options with other names here\n",
         "What stands in the first column works, too.\n",
         *table(("llama.cpp", "localllm"), other_names()),
@@ -75,7 +76,7 @@ def coming_from() -> str:
     return "\n".join(parts) + "\n"
 
 
-def commands(rows: tuple[llama_names.CommandAlias, ...]) -> Iterator[str]:
+def commands(rows: tuple[compat_commands.CommandAlias, ...]) -> Iterator[str]:
     return table(
         ("there", "here", "what differs"),
         [(f"`{row.there}`", f"`{row.here}`" if row.here else "", row.differs) for row in rows],

@@ -43,7 +43,15 @@ def test_a_circle_is_seen():
 
 # ---- sizes: what can be seen at once
 
-FILE, BODY, PARAMETERS = 450, 60, 8
+FILE, BODY, PARAMETERS = 400, 60, 8
+# To be divided yet.
+LARGE = {
+    "localllm.engine.engine",
+    "localllm.generation.request",
+    "localllm.generation.scheduler",
+    "localllm.kernels.cpu.attention.attend",
+    "localllm.kernels.cuda.device",
+}
 # By the beginning of a name: why it may have more parameters.
 EXCEPTIONS = {
     "localllm.kernels.": "a kernel's parameters are its memory",
@@ -58,7 +66,7 @@ EXCEPTIONS = {
 def too_long(module: str, source: str) -> list[str]:
     """The file and the functions of a module that are over the limits, without docstrings and `self`."""
     lines = len(source.splitlines())
-    found = [f"{module}: {lines} lines"] if lines > FILE else []
+    found = [f"{module}: {lines} lines"] if lines > (450 if module in LARGE else FILE) else []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -81,7 +89,7 @@ def test_nothing_is_too_long():
 def test_what_is_too_long_is_seen():
     body = "def f(a, b, c, d, e, g, h, i, j):\n" + "    pass\n" * 61
     assert too_long("m", body) == ["m.f: 61 lines", "m.f: 9 parameters"]
-    assert too_long("m", "x = 1\n" * 451) == ["m: 451 lines"]
+    assert too_long("m", "x = 1\n" * 401) == ["m: 401 lines"]
 
 
 def test_no_character_is_written_by_its_name():

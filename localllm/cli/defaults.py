@@ -183,8 +183,7 @@ def all_params() -> "Iterator[Parameter]":
 def conflicting_options(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
-        from localllm.cli.options.sampling import ExactSampling
-        from localllm.cli.options.shared import Sampling
+        from localllm.cli.options.sampling import ExactSampling, Sampling
 
         return tuple(field.name for group in (Sampling, ExactSampling) for field in fields(group))
     return {

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.compat import no_command, suggest_command
+from localllm.cli.compat_commands import no_command, suggest_command
 from localllm.cli.parameters import Parameter, converting, flatten
 from localllm.errors import UsageError
 

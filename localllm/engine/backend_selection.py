@@ -8,11 +8,11 @@ from localllm.arch.layer_state import State
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.cuda.driver import has_driver
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
+from localllm.system.processes import has_driver
 
 if TYPE_CHECKING:
     from localllm.engine.cuda.devices import GpuPlacement

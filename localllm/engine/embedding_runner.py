@@ -16,7 +16,6 @@ from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.weights import Weights
 from localllm.engine.backend_selection import choose_backend
 from localllm.engine.cpu.program import compile_program
-from localllm.engine.cuda.driver import has_driver
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
@@ -28,6 +27,7 @@ from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
+from localllm.system.processes import has_driver
 
 Ids = Sequence[int] | np.ndarray
 SHORT = PRECISE_TOKENS  # tokens of a text up to which activations keep 16 bits, alone or among others

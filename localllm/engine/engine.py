@@ -1,6 +1,5 @@
 """The engine: turns tokens into logits with a model's weights, architecture and backend."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
@@ -34,7 +33,16 @@ from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, EXACT, FIRST, LATER, WHOLE, Runs, Span
-from localllm.engine.sequence import Reading, Sequence
+from localllm.engine.sequence import (
+    NOTHING,
+    Reading,
+    Sequence,
+    batches,
+    exact_head,
+    exact_tail,
+    missing_tokens,
+    require_room,
+)
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.rope_shift import rotations
@@ -43,7 +51,6 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 Request = tuple[Sequence, Ids[int]]
-NOTHING = np.zeros(0, np.int64)
 REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
 
 
@@ -166,7 +173,7 @@ class Engine:
         tokens = [self._require_tokens(ids) for _, ids in requests]
         with self.lock:
             self._clean_up()
-            self._require_room(requests, tokens)
+            require_room(self, requests, tokens)
             if self._start is not None:
                 pairs = zip(requests, tokens, strict=True)
                 tokens = [self._encode_first(sequence, ids, precise) for (sequence, _), ids in pairs]
@@ -328,16 +335,6 @@ class Engine:
         while self.orphaned:
             self.orphaned.pop().close()
 
-    def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
-        if len({id(sequence) for sequence, _ in requests}) < len(requests):
-            raise UsageError("a sequence can be in a run only once")
-        if any(sequence.engine is not self for sequence, _ in requests):
-            raise UsageError("a sequence belongs to the model that created it")
-        for (sequence, _), ids in zip(requests, tokens, strict=True):
-            length = len(sequence.tokens) + len(ids)
-            if length > self.context:
-                raise ContextError(f"{length} tokens do not fit the context of {self.context}")
-
     def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
         """Run the encoder over a new sequence's text; returns the decoder's first tokens.
 
@@ -404,46 +401,3 @@ class Engine:
         for one in (backend, head):
             if one is not None:
                 one.close()
-
-
-def missing_tokens(sequence: Sequence) -> Reading:
-    """Return the tokens of a sequence that its state lacks; usually none."""
-    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
-    return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
-
-
-def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return how many tokens at the end get a run of their own, if logits after the last one are wanted."""
-    if len(ids) == 1:  # a decode step
-        return 0
-    *_, last = passages(ids)
-    return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
-
-
-def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return how many first tokens of a sequence get a run of their own, in 16 bits."""
-    first = next(passages(reading.ids))
-    return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
-
-
-def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
-    """Divide the tokens of several requests into runs of at most BATCH: lists of (request, first, last + 1).
-
-    Image rows and text never share a run.
-    """
-    batch, room = list[tuple[int, int, int]](), BATCH
-    for number, ids in enumerate(tokens):
-        for first, last, key in passages(ids):
-            while first < last:
-                if key is not None and batch:
-                    yield batch
-                    batch, room = [], BATCH
-                end = min(last, first + room)
-                batch.append((number, first, end))
-                room -= end - first
-                first = end
-                if not room or key is not None:
-                    yield batch
-                    batch, room = [], BATCH
-    if batch:
-        yield batch

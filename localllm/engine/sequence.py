@@ -2,15 +2,18 @@
 
 import sys
 import weakref
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
+from localllm.engine.image_tokens import ImageEmbedding, last_end, passages, row_of
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import BATCH, Runs
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import ContextError, LocalllmError, UsageError
+
+NOTHING = np.zeros(0, np.int64)
 
 
 class Reader(Protocol):
@@ -252,3 +255,58 @@ class Reading(NamedTuple):
     def tail(self, place: int) -> "Reading":
         ids = self.ids[place:]
         return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
+
+
+def missing_tokens(sequence: Sequence) -> Reading:
+    """Return the tokens of a sequence that its state lacks; usually none."""
+    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
+    return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
+
+
+def exact_tail(ids: np.ndarray, runs: Runs) -> int:
+    """Return how many tokens at the end get a run of their own, if logits after the last one are wanted."""
+    if len(ids) == 1:  # a decode step
+        return 0
+    *_, last = passages(ids)
+    return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
+
+
+def exact_head(reading: Reading, runs: Runs) -> int:
+    """Return how many first tokens of a sequence get a run of their own, in 16 bits."""
+    first = next(passages(reading.ids))
+    return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
+
+
+def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
+    """Divide the tokens of several requests into runs of at most BATCH: lists of (request, first, last + 1).
+
+    Image rows and text never share a run.
+    """
+    batch, room = list[tuple[int, int, int]](), BATCH
+    for number, ids in enumerate(tokens):
+        for first, last, key in passages(ids):
+            while first < last:
+                if key is not None and batch:
+                    yield batch
+                    batch, room = [], BATCH
+                end = min(last, first + room)
+                batch.append((number, first, end))
+                room -= end - first
+                first = end
+                if not room or key is not None:
+                    yield batch
+                    batch, room = [], BATCH
+    if batch:
+        yield batch
+
+
+def require_room(engine: Reader, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:
+    """Raise UsageError for sequences that cannot be in one run of an engine, ContextError for too many tokens."""
+    if len({id(sequence) for sequence, _ in requests}) < len(requests):
+        raise UsageError("a sequence can be in a run only once")
+    if any(sequence.engine is not engine for sequence, _ in requests):
+        raise UsageError("a sequence belongs to the model that created it")
+    for (sequence, _), ids in zip(requests, tokens, strict=True):
+        length = len(sequence.tokens) + len(ids)
+        if length > engine.context:
+            raise ContextError(f"{length} tokens do not fit the context of {engine.context}")

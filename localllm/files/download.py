@@ -16,7 +16,8 @@ from typing import Self
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import PARTIAL
 from localllm.files.safe_file import remove_unlocked
-from localllm.system.files import lock, open_own, read_at, replace, sync, sync_folder, write_at
+from localllm.system.files import open_own, read_at, replace, sync, sync_folder, write_at
+from localllm.system.locks import lock
 
 CHUNK = 1 << 22  # bytes that are read at once
 

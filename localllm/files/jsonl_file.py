@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, resolve_target
-from localllm.system.files import can_replace_open_files, lock, open_file, sync
+from localllm.system.files import can_replace_open_files, open_file, sync
+from localllm.system.locks import lock
 
 BEGINNING = b'{"id": '  # of every line
 

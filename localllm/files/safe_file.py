@@ -12,9 +12,7 @@ from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.system.files import (
-    Claim,
     give_name,
-    lock,
     name_problem,
     nameless_file,
     open_own,
@@ -23,6 +21,7 @@ from localllm.system.files import (
     sync_folder,
     temporary_file,
 )
+from localllm.system.locks import Claim, lock
 
 TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 

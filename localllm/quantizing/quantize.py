@@ -22,7 +22,8 @@ import numpy as np
 from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
-from localllm.files.gguf.header import Metadata, printable
+from localllm.files.gguf.header import printable
+from localllm.files.gguf.metadata import Metadata
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile

@@ -1,4 +1,4 @@
-"""File operations: user folders, permissions, locks, names, atomic replacement and syncing."""
+"""File operations: user folders, permissions, names, atomic replacement and syncing."""
 
 import ctypes
 import os
@@ -15,10 +15,9 @@ NAME_UNITS = 255  # of a file's name, on almost all systems: bytes, on Windows U
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
 FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 REPLACE_FOR = 1.0  # seconds during which Windows is asked again: a scanner for viruses may have the file open
-# Windows: of CreateFileW and LockFileEx.
+# Windows: of CreateFileW.
 READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
-LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF  # times 2**32: behind the end of all files
-IS_OPEN, IS_LOCKED, EXISTS, ALREADY_EXISTS = 32, 33, 80, 183  # Windows' errors
+IS_OPEN, EXISTS = 32, 80  # Windows' errors
 
 
 # ---- where they are
@@ -331,94 +330,3 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# ---- locks
-
-
-def lock(descriptor: int) -> bool:
-    """Lock a file while this process has it open, where possible; False if another one holds the lock."""
-    if sys.platform == "win32":
-        return lock_by_windows(descriptor)
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-class Overlapped(ctypes.Structure):
-    """Windows' OVERLAPPED; a lock needs its offset."""
-
-    _fields_ = (
-        ("internal", ctypes.c_size_t * 2),
-        ("low", ctypes.c_uint32),
-        ("high", ctypes.c_uint32),
-        ("event", ctypes.c_void_p),
-    )
-
-
-def lock_by_windows(descriptor: int) -> bool:
-    """Lock a byte that no file has: Windows keeps others from reading and writing what is locked."""
-    import msvcrt
-
-    ask = kernel32().LockFileEx
-    ask.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.c_void_p]
-    handle = msvcrt.get_osfhandle(descriptor)  # type: ignore[attr-defined]
-    if ask(handle, LOCK_NOW | LOCK_ALONE, 0, 1, 0, ctypes.byref(Overlapped(high=LOCK_PLACE))):
-        return True
-    result: bool = ctypes.get_last_error() != IS_LOCKED  # type: ignore[attr-defined]
-    return result
-
-
-class Claim:
-    """A name that only one process on this computer holds, until it is closed or the process ends.
-
-    Linux: an abstract socket. Windows: a mutex. Both leave nothing on the disk; macOS: a locked file.
-    """
-
-    def __init__(self, name: str):
-        """Claim a name. Raises FileExistsError if another process, or this one, holds it."""
-        self._close: Any = None
-        if sys.platform == "linux":
-            import errno
-            import socket
-
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._close = found.close
-            try:
-                found.bind(f"\0{name}")
-            except OSError as error:
-                self.close()
-                if error.errno == errno.EADDRINUSE:
-                    raise FileExistsError(name) from None
-        elif sys.platform == "win32":
-            system = kernel32()
-            system.CreateMutexW.restype = ctypes.c_void_p
-            handle = system.CreateMutexW(None, 0, f"Local\\{name}")
-            problem = ctypes.get_last_error()
-            self._close = lambda: system.CloseHandle(ctypes.c_void_p(handle))
-            if problem == ALREADY_EXISTS:
-                self.close()
-                raise FileExistsError(name)
-        else:
-            place = folder_of("cache") / "locks"
-            try:
-                place.mkdir(0o700, parents=True, exist_ok=True)
-                descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
-            except OSError:  # nobody can write there, and nobody has locks
-                return
-            self._close = lambda: os.close(descriptor)
-            if not lock(descriptor):
-                self.close()
-                raise FileExistsError(name)
-
-    def close(self) -> None:
-        """Release the name."""
-        if self._close:
-            self._close()
-            self._close = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.cache.checksummed_cache import is_known, remember
-from localllm.files.gguf.header import Metadata
+from localllm.files.gguf.metadata import Metadata
 from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex
 from localllm.files.oddities import Oddities

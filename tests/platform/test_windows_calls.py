@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localllm.system import cpu, files, memory, processes, terminal
+from localllm.system import cpu, files, locks, memory, processes, terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a stand-in for Windows")
 THIS_PROCESS = (1 << 64) - 1  # GetCurrentProcess's handle, -1
@@ -182,8 +182,8 @@ def test_a_file_is_locked_behind_its_end(windows: Windows, taken: int, error: in
     place = list[Any]()
     windows.answers["LockFileEx"] = lambda *given: place.append((given[5]._obj.low, given[5]._obj.high)) or taken
     windows.error = error
-    assert files.lock(3) is locked
-    assert (ctypes.sizeof(files.Overlapped), files.Overlapped.low.offset) == (32, 16)
+    assert locks.lock(3) is locked
+    assert (ctypes.sizeof(locks.Overlapped), locks.Overlapped.low.offset) == (32, 16)
     assert windows.calls == [("LockFileEx", 1003, 3, 0, 1, 0, None)] and place == [(0, 0x7FFFFFFF)]
 
 
@@ -202,13 +202,13 @@ def test_when_a_file_changed(windows: Windows):
 
 def test_a_name_is_a_mutex(windows: Windows):
     windows.answers["CreateMutexW"] = 9
-    claim = files.Claim("n")
+    claim = locks.Claim("n")
     assert windows.calls == [("CreateMutexW", None, 0, "Local\\n")]
     claim.close(), claim.close()
     assert windows.calls[1:] == [("CloseHandle", 9)]
     windows.error = 183  # ERROR_ALREADY_EXISTS
     with pytest.raises(FileExistsError):
-        files.Claim("n")
+        locks.Claim("n")
     assert windows.calls[-1] == ("CloseHandle", 9)
 
 

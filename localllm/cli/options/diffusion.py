@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options.shared import GenerationGroup, number
+from localllm.cli.options.sampling import number
+from localllm.cli.options.shared import GenerationGroup
 from localllm.cli.parameters import group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout

@@ -1,17 +1,17 @@
-"""Options of the steps of sampling that few people need, under llama.cpp's names. docs/sampling.md explains them."""
+"""Options of sampling, under llama.cpp's names. docs/sampling.md explains those that few people need."""
 
 import math
 from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.parameters import group
+from localllm.cli.parameters import group, number_or_default
 from localllm.errors import UsageError
 
 
-def number(*names: str, help: str) -> Any:
+def number(*names: str, help: str, **more: Any) -> Any:
     """Declare an option with a number; None means the default, which `help` names."""
-    return typer.Option(*names, metavar="N", help=help)
+    return typer.Option(*names, metavar="N", help=help, **more)
 
 
 def token_bias(text: str) -> tuple[int, float]:
@@ -155,3 +155,68 @@ class ExactSampling:
 
             given["samplers"] = steps_lettered(given.pop("letters"))
         return given
+
+
+@group
+class Sampling:
+    """Sampling.
+
+    The fields are those of SamplingOptions, whose defaults the help repeats, because importing them would import NumPy.
+    A test compares.
+    """
+
+    seed: Annotated[
+        int | None,
+        number(
+            "-s",
+            "--seed",
+            parser=number_or_default("-1"),
+            help="Random seed; the same seed gives the same answer.  [default: -1, random]",
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        number("--temp", "--temperature", help="Sampling temperature; 0 is greedy.  [default: 0.8]"),
+    ] = None
+    top_k: Annotated[
+        int | None, number("--top-k", help="Top-k sampling: keep the N most likely tokens; 0: all.  [default: 40]")
+    ] = None
+    typical: Annotated[
+        float | None,
+        number(
+            "--typical",
+            "--typical-p",
+            help="Locally typical sampling with total probability N; 1: off.  [default: 1.0]",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        number(
+            "--top-p",
+            help="Top-p sampling: keep the most likely tokens up to total probability N; 1: off.  [default: 0.95]",
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        number(
+            "--min-p",
+            help="Min-p sampling: drop tokens less than N times as likely as the top token; 0: off.  [default: 0.05]",
+        ),
+    ] = None
+    repeat_penalty: Annotated[
+        float | None, number("--repeat-penalty", help="Repetition penalty on recent tokens; 1: off.  [default: 1.0]")
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        number(
+            "--presence-penalty", help="Presence penalty: subtract N from the logits of recent tokens.  [default: 0.0]"
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        number("--frequency-penalty", help="Frequency penalty: subtract N for each recent occurrence.  [default: 0.0]"),
+    ] = None
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the given options by field."""
+        return {name: value for name, value in vars(self).items() if value is not None}

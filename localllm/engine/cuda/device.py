@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work
-from localllm.engine.cuda.driver import has_driver
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
+from localllm.system.processes import has_driver
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
 OLDEST = (7, 5)  # the first compute capability whose tensor cores support the float16 products used here

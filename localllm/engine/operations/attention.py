@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.verbs import EVERY_TOKEN, RowwiseVerbs, Scores
+from localllm.arch.rowwise_verbs import RowwiseVerbs
+from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from localllm.arch.layer_state import Recurrent
-from localllm.arch.verbs import RowwiseVerbs
+from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.engine.lower.steps import Steps, Target, vector_of
 from localllm.engine.operations.activation import Activation

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from localllm.files.safe_file import temporary_prefix
 from localllm.quant.cache import cache_folder, make_private
-from localllm.system.files import is_private, lock, open_file, replace, temporary_file
+from localllm.system.files import is_private, open_file, replace, temporary_file
+from localllm.system.locks import lock
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files.gguf.header import MAGIC, NEEDED, Metadata, TensorEntry, printable, read_header
+from localllm.files.gguf.header import MAGIC, NEEDED, TensorEntry, printable, read_header
+from localllm.files.gguf.metadata import Metadata
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file

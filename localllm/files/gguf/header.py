@@ -8,7 +8,6 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, whi
 import math
 import mmap
 import struct
-from collections import UserDict
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.gguf.strings import CHUNK, MappedStrings, load_strings, save_strings, short_strings
+from localllm.files.gguf.metadata import BEFORE_STRINGS, LazyValue, Metadata
+from localllm.files.gguf.strings import CHUNK, MappedStrings, load_strings, short_strings
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import FORMATS, Format
 
@@ -50,7 +50,6 @@ MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have so
 MAX_KEY_BYTES = 65535  # these three are the specification's
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
-BEFORE_STRINGS = 16  # bytes of an array: the numbers of its type and of theirs, and how many they are
 # What running a model needs: it is decoded on the way, everything else when it is asked for.
 NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
@@ -68,71 +67,10 @@ class TensorEntry(NamedTuple):
 class FileHeader(NamedTuple):
     """Everything before the weights."""
 
-    metadata: "Metadata"
+    metadata: Metadata
     entries: list[TensorEntry]
     packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
     oddities: Oddities
-
-
-class LazyValue(NamedTuple):
-    """A metadata value that is decoded on first use; of an array, its length."""
-
-    value: Callable[[], Any]
-    length: int = 0
-    is_text: bool = False
-
-
-class Metadata(UserDict[str, Any]):
-    """Metadata by key. Strings are decoded on access, which may raise ModelError for a long one."""
-
-    def __init__(self, values: Any = None, data: mmap.mmap | None = None):
-        """Wrap values; data: the file that they are in, or None."""
-        super().__init__(values)
-        self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
-
-    def fingerprint(self, *keys: str) -> str | None:
-        """Hash these values as stored in the file; None if some are not from a file."""
-        if self._data is None or not all(key in self.places for key in keys):
-            return None
-        import hashlib  # seldom needed
-
-        digest = hashlib.sha256()
-        for key in keys:
-            digest.update(key.encode() + b"\0")  # no key has a zero byte
-            digest.update(memoryview(self._data)[self.places[key]])
-        return digest.hexdigest()
-
-    def keep(self, *keys: str) -> None:
-        """Cache the positions of these arrays of strings, so that the next start need not decode them."""
-        if self._data is not None and all(key in self.places for key in keys):
-            places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
-            save_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
-
-    def strings(self, key: str) -> int | None:
-        """Return the length of an array of strings without decoding it; None if there is no such array."""
-        value = self.data.get(key)
-        if isinstance(value, LazyValue):
-            return value.length if value.length or isinstance(self[key], list) else None
-        return len(value) if isinstance(value, list) else None
-
-    def is_text(self, key: str) -> bool:
-        """Return whether the value is a string, without decoding it."""
-        value = self.data.get(key)
-        return value.is_text if isinstance(value, LazyValue) else isinstance(value, str)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.places, self.kept = {}, {}
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        self.places, self.kept = {}, {}
-        super().__delitem__(key)
-
-    def __getitem__(self, key: str) -> Any:
-        value = self.data[key]
-        if isinstance(value, LazyValue):
-            value = self.data[key] = value.value()
-        return value
 
 
 def printable(text: str, limit: int = 100) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf.header import Metadata, printable
+from localllm.files.gguf.header import printable
+from localllm.files.gguf.metadata import Metadata
 from localllm.files.oddities import Oddities
 
 SHOWN = 8  # items of an array in a message

@@ -8,6 +8,7 @@ from kernel_calls import caller, count, for_any_parts, normal, output, padded, w
 from simulated import launch
 
 from localllm.arch import verbs
+from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.engine.cpu.lowering import VERBS as OF_CPU
 from localllm.engine.cuda.lowering import VERBS as OF_CARDS
 from localllm.engine.operations.activation import ALL, Activation
@@ -45,7 +46,7 @@ WITH_VECTORS = {"softmax", "sinkhorn",  # which have tests of their own
 TOKENS, COLUMNS = 5, 20
 
 
-class Formulas(verbs.RowwiseVerbs):
+class Formulas(RowwiseVerbs):
     """A builder that does what the formulas say."""
 
     def rowwise(self, verb, formula, *inputs, **given):
@@ -151,5 +152,5 @@ def test_kernels_do_what_the_formula_says(call, name):
 
 def test_formulas_and_verbs_take_the_same():
     for name, given in CASES.items():
-        _, *taken = inspect.signature(getattr(verbs.RowwiseVerbs, name)).parameters
+        _, *taken = inspect.signature(getattr(RowwiseVerbs, name)).parameters
         assert taken[len(ROWWISE[name].inputs) :] == [*given]

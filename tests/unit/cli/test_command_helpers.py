@@ -47,7 +47,7 @@ from localllm.cli.options.diffusion import (
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
-from localllm.cli.options.sampling import ExactSampling
+from localllm.cli.options.sampling import ExactSampling, Sampling
 from localllm.cli.options.shared import Rope, layers
 from localllm.cli.terminal import (
     output as terminal,
@@ -513,7 +513,7 @@ UNSAID = [
      {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
-    (EndpointGroup, {}, EndpointGroup.place, None), (options.Sampling, {}, options.Sampling.as_fields, {}),
+    (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, Sampling.as_fields, {}),
     (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
     (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
     (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),

@@ -5,7 +5,6 @@ import pytest
 from engines import bound, open_engine
 from models import model, write
 
-from localllm.engine.engine import batches
 from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
@@ -24,6 +23,7 @@ from localllm.engine.image_tokens import (
     without_images,
 )
 from localllm.engine.run import Runs
+from localllm.engine.sequence import batches
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse
 

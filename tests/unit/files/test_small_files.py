@@ -21,7 +21,7 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.jsonl_file import JsonlFile
 from localllm.files.settings import line_of, parse, split_key
 from localllm.files.text_file import require_encoding, strip_line_break
-from localllm.system import files
+from localllm.system import files, locks
 
 # ---- files of users -------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
         os.close(descriptor)
 
     monkeypatch.setattr(line_file, "open_file", open_file)
-    monkeypatch.setattr(line_file, "lock", lambda descriptor: free[0] and files.lock(descriptor))
+    monkeypatch.setattr(line_file, "lock", lambda descriptor: free[0] and locks.lock(descriptor))
     monkeypatch.setattr(line_file, "os", SimpleNamespace(**(vars(os) | {"close": close})))
     synced = []
     monkeypatch.setattr(line_file, "sync", synced.append)

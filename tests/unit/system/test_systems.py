@@ -25,12 +25,12 @@ from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import shared as options
 from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
-from localllm.system import cpu, files, memory, processes, terminal
+from localllm.system import cpu, files, locks, memory, processes, terminal
 from tests.test_layers import SOURCES
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
-CONCERNS = {"control_groups", "cpu", "files", "memory", "processes", "terminal"}
+CONCERNS = {"control_groups", "cpu", "files", "locks", "memory", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
 MODULES = {"fcntl", "grp", "msvcrt", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "winreg", "_winapi"}
 NAMES = re.compile(
@@ -182,12 +182,12 @@ def test_one_process_has_a_name(monkeypatch, tmp_path):
     for system in {sys.platform} | ({"darwin"} if sys.platform != "win32" else set()):
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        first = files.Claim("a name of these tests")
+        first = locks.Claim("a name of these tests")
         with pytest.raises(FileExistsError):
-            files.Claim("a name of these tests")
-        files.Claim("another name of these tests").close()
+            locks.Claim("a name of these tests")
+        locks.Claim("another name of these tests").close()
         first.close()
-        files.Claim("a name of these tests").close()
+        locks.Claim("a name of these tests").close()
 
 
 def test_a_change_is_seen_when_times_are_put_back(tmp_path):
@@ -438,7 +438,7 @@ def test_locks_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
                 raise error
 
         monkeypatch.setattr("fcntl.flock", flock)
-        assert files.lock(3) is locked
+        assert locks.lock(3) is locked
 
 
 @posix
@@ -447,7 +447,7 @@ def test_a_name_where_nobody_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "localllm").write_bytes(b"")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for claim in (files.Claim("a"), files.Claim("a")):
+    for claim in (locks.Claim("a"), locks.Claim("a")):
         claim.close()
         claim.close()
 

@@ -28,7 +28,7 @@ from localllm.kernels.build.objects import DAY, object_file, object_folder, symb
 from localllm.kernels.cpu.shared_job import JOB, LINE, STEP, Job
 from localllm.system import cpu as cores_module
 from localllm.system.cpu import logical_cores, usable_cores
-from localllm.system.files import lock
+from localllm.system.locks import lock
 
 # ---- how many cores -------------------------------------------------------------------------------------------------
 

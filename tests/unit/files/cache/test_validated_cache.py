@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 from localllm.errors import ModelError
 from localllm.files.cache import checksummed_cache as known
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import Metadata
+from localllm.files.gguf.metadata import Metadata
 from localllm.services.validate import require_vocabulary
 from localllm.text.tokenizer import Tokenizer
 

@@ -1,0 +1,100 @@
+"""Locks of files and names, which end with the process that holds them."""
+
+import ctypes
+import os
+import sys
+from typing import Any
+
+from localllm.system.files import folder_of, kernel32, open_own
+
+# Windows: of LockFileEx, and errors.
+LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF  # times 2**32: behind the end of all files
+IS_LOCKED, ALREADY_EXISTS = 33, 183
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a file while this process has it open, where possible; False if another one holds the lock."""
+    if sys.platform == "win32":
+        return lock_by_windows(descriptor)
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Overlapped(ctypes.Structure):
+    """Windows' OVERLAPPED; a lock needs its offset."""
+
+    _fields_ = (
+        ("internal", ctypes.c_size_t * 2),
+        ("low", ctypes.c_uint32),
+        ("high", ctypes.c_uint32),
+        ("event", ctypes.c_void_p),
+    )
+
+
+def lock_by_windows(descriptor: int) -> bool:
+    """Lock a byte that no file has: Windows keeps others from reading and writing what is locked."""
+    import msvcrt
+
+    ask = kernel32().LockFileEx
+    ask.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.c_void_p]
+    handle = msvcrt.get_osfhandle(descriptor)  # type: ignore[attr-defined]
+    if ask(handle, LOCK_NOW | LOCK_ALONE, 0, 1, 0, ctypes.byref(Overlapped(high=LOCK_PLACE))):
+        return True
+    result: bool = ctypes.get_last_error() != IS_LOCKED  # type: ignore[attr-defined]
+    return result
+
+
+class Claim:
+    """A name that only one process on this computer holds, until it is closed or the process ends.
+
+    Linux: an abstract socket. Windows: a mutex. Both leave nothing on the disk; macOS: a locked file.
+    """
+
+    def __init__(self, name: str):
+        """Claim a name. Raises FileExistsError if another process, or this one, holds it."""
+        self._close: Any = None
+        if sys.platform == "linux":
+            import errno
+            import socket
+
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._close = found.close
+            try:
+                found.bind(f"\0{name}")
+            except OSError as error:
+                self.close()
+                if error.errno == errno.EADDRINUSE:
+                    raise FileExistsError(name) from None
+        elif sys.platform == "win32":
+            system = kernel32()
+            system.CreateMutexW.restype = ctypes.c_void_p
+            handle = system.CreateMutexW(None, 0, f"Local\\{name}")
+            problem = ctypes.get_last_error()
+            self._close = lambda: system.CloseHandle(ctypes.c_void_p(handle))
+            if problem == ALREADY_EXISTS:
+                self.close()
+                raise FileExistsError(name)
+        else:
+            place = folder_of("cache") / "locks"
+            try:
+                place.mkdir(0o700, parents=True, exist_ok=True)
+                descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError:  # nobody can write there, and nobody has locks
+                return
+            self._close = lambda: os.close(descriptor)
+            if not lock(descriptor):
+                self.close()
+                raise FileExistsError(name)
+
+    def close(self) -> None:
+        """Release the name."""
+        if self._close:
+            self._close()
+            self._close = None
