@@ -374,9 +374,10 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     """
     rows, columns = row_count(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)
-    for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
+    step = max(SAMPLE_ROWS, rows // SAMPLES)
+    for first in range(0, rows, step):
         weights = dequantize_finite(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
-        tensor.release_rows(first, min(first + SAMPLE_ROWS, rows))
+        tensor.release_rows(first, min(first + step, rows))  # the system may have mapped more than was read
     shares: np.ndarray = sums / max(sums.max(), np.finfo(np.float64).tiny)
     return shares.astype(np.float32).reshape(1, columns)
