@@ -33,6 +33,7 @@ ANSWERS = {  # what is there afterwards: files that are not empty
     "Make": ["notes/a.summary", "notes/b.summary"],
     "A second question on the same text": [], "Several files": ["differs.txt"], "Only the code": ["count.sh"],
     "A follow-up": ["german.txt"], "A session": ["trip.txt"], "The end of a long log": ["errors.txt"],
+    "The lines that matter": ["numbers.txt"],
     "All of a long text": ["missing.txt"], "A commit message": ["message.txt"], "A translation": ["french.txt"],
     "File names": [], "A prompt of your own": ["haiku.txt"], "A table": ["summaries.csv"],
     "Fields of texts as columns": ["facts.csv"], "Sort rows into classes": ["novels.csv"],
@@ -45,6 +46,8 @@ ANSWERS = {  # what is there afterwards: files that are not empty
 NOTES = {  # what stderr says
     "Only the code": rb"localllm: the (answer has no code block; this is all of it|code block is cut off, .*)\n",
     "The end of a long log": rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 9999 lines\n",
+    "The lines that matter": rb"localllm: the prompt exceeds the context: scoring its 900 lines\n"
+    rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 900 lines\n",
     "All of a long text": rb"localllm: the prompt exceeds the context: asking its \d+ parts\n(localllm: .*\n)*",
 }
 CONTENTS = {  # what the last of the files has
