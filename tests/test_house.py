@@ -46,10 +46,8 @@ def test_a_circle_is_seen():
 FILE, BODY, PARAMETERS = 400, 60, 8
 # To be divided yet.
 LARGE = {
-    "localllm.engine.engine",
     "localllm.generation.request",
     "localllm.generation.scheduler",
-    "localllm.kernels.cpu.attention.attend",
     "localllm.kernels.cuda.device",
 }
 # By the beginning of a name: why it may have more parameters.
@@ -66,7 +64,7 @@ EXCEPTIONS = {
 def too_long(module: str, source: str) -> list[str]:
     """The file and the functions of a module that are over the limits, without docstrings and `self`."""
     lines = len(source.splitlines())
-    found = [f"{module}: {lines} lines"] if lines > (450 if module in LARGE else FILE) else []
+    found = [f"{module}: {lines} lines"] if lines > (430 if module in LARGE else FILE) else []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

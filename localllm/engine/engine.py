@@ -21,12 +21,11 @@ from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
 from localllm.engine.image_tokens import (
     ImageEmbedding,
+    image_of,
     images_between,
     is_within,
-    key_of,
     passages,
     position_offset,
-    row_of,
 )
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
@@ -296,18 +295,13 @@ class Engine:
         """Convert token ids to an array. Raises UsageError."""
         try:
             valid = len(ids) > 0 and all(
-                0 <= index(token) < self.vocab_size or self._is_image_token(token) for token in ids
+                0 <= index(token) < self.vocab_size or image_of(self._images, token) for token in ids
             )
         except TypeError:
             valid = False
         if not valid:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
-
-    def _is_image_token(self, token: int) -> bool:
-        """Tell whether an id is a row of an image."""
-        seen = self._images.get(key_of(token)) if token < 0 else None
-        return seen is not None and row_of(token) < len(seen.rows)
 
     def register_image(self, seen: ImageEmbedding) -> None:
         """Register an image's token ids, while the image or a sequence that has read it exists.
@@ -364,7 +358,7 @@ class Engine:
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
             some = max(0, end - max(first, len(ids) - wanted))
-            seen = self._images.get(key_of(int(ids[first]))) if ids[first] < 0 else None
+            seen = image_of(self._images, int(ids[first]))
             span = Span(
                 sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=seen,
                 ahead=position_offset(sequence.images, begin + first),

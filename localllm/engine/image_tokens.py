@@ -5,7 +5,7 @@ image have the same tokens, and others do not.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Ids
 from itertools import pairwise
 from typing import NamedTuple
@@ -64,6 +64,12 @@ def key_of(token: int) -> int:
 def row_of(token: int) -> int:
     """Return the row number of an id below 0."""
     return (-1 - token) & (MOST_ROWS - 1)
+
+
+def image_of(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
+    """Return the image that an id is a row of, if it is one and among these, by their keys."""
+    seen = images.get(key_of(token)) if token < 0 else None
+    return seen if seen is not None and row_of(token) < len(seen.rows) else None
 
 
 def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:

@@ -1,0 +1,117 @@
+"""What happens to a row's block of scores before the values: caps, biases, masks, and the online softmax."""
+
+import math
+
+from numba import float32
+
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.simd import (
+    abs_f32x16,
+    any_above_f32x16,
+    constant_f32,
+    exp2_f32x16,
+    f32x16,
+    fma_f32x16,
+    keep_lanes,
+    largest_f32x16,
+    load_f32x16,
+    load_u16,
+    max_f32x16,
+    skip_lanes,
+    splat_f32x16,
+    store_f32,
+    store_f32x16,
+    tanh_f32x16,
+)
+
+MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
+distances = constant_f32(f32x16, *range(16))
+
+
+@device
+def cap_scores(scores, keys, softcap):
+    """Apply softcap * tanh(score) * log2(e); the scores have been divided by softcap already."""
+    factor = splat_f32x16(softcap * LOG2_E)
+    for i in range(0, keys, 16):
+        store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
+
+
+@device
+def subtract_distances(scores, keys, slope, distance):
+    """Subtract slope * |distance|, to the power of 2; `distance` is the first key's, the next are nearer."""
+    lanes = distances()
+    for i in range(0, keys, 16):
+        away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
+        store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
+
+
+@device
+def add_biases(scores, keys, biases, reach, behind):
+    """Add a head's biases to scores, as exponents of 2. behind: the first key's position minus the query's."""
+    factor = splat_f32x16(LOG2_E)
+    for i in range(0, keys, 16):
+        number = min(max(behind + i + reach, -16), 2 * reach + 1) + 16
+        bias = load_f32x16(biases + number * 4)
+        store_f32x16(scores + i * 4, fma_f32x16(bias, factor, load_f32x16(scores + i * 4)))
+
+
+@device
+def hide_scores(scores, keys, hidden, visible):
+    """Hide all scores but those from number `hidden` up to `visible`."""
+    for i in range(0, min(hidden, keys), 16):
+        store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
+    if visible < keys:
+        for i in range(0, keys, 16):
+            store_f32x16(scores + i * 4, keep_lanes(load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY))
+
+
+@device
+def hide_unchosen(scores, keys, bits):
+    """Hide the scores of keys whose bits are not set; bits: where that of the first key is."""
+    for i in range(0, keys, 16):
+        some = load_u16(bits + i // 8)
+        if some == 0:
+            store_f32x16(scores + i * 4, splat_f32x16(MINUS_INFINITY))
+        elif some != 65535:
+            for lane in range(16):
+                if some >> lane & 1 == 0:
+                    store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
+
+
+@device
+def hide_between(scores, keys, start, period):
+    """Hide all scores but the last of each `period` keys; the first one here is number `start`."""
+    for i in range(keys):
+        if (start + i + 1) % period != 0:
+            store_f32(scores + i * 4, MINUS_INFINITY)
+
+
+@device
+def rescale(top, state, output, value_dim):
+    """Scale down a row's sums because it has a new maximum."""
+    fade = exp2_f32x16(load_f32x16(state + 64) - top)
+    store_f32x16(state, load_f32x16(state) * fade)
+    store_f32x16(state + 64, top)
+    for i in range(0, value_dim, 16):
+        store_f32x16(output + i * 4, load_f32x16(output + i * 4) * fade)
+
+
+@device
+def update_softmax(scores, keys, state, output, value_dim):
+    """Update one row with a block of `keys` scores, a multiple of 16.
+
+    They become weights, 0 for -infinity.
+
+    state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
+    """
+    largest = load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        largest = max_f32x16(largest, load_f32x16(scores + i * 4))
+    if any_above_f32x16(largest, load_f32x16(state + 64)):  # seldom, after the first blocks
+        rescale(splat_f32x16(largest_f32x16(largest)), state, output, value_dim)
+    total, top = load_f32x16(state), load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        weight = exp2_f32x16(load_f32x16(scores + i * 4) - top)
+        store_f32x16(scores + i * 4, weight)
+        total = total + weight
+    store_f32x16(state, total)
