@@ -27,7 +27,7 @@ from models.golden import LONG  # noqa: E402
 from models.numbers import Numbers  # noqa: E402
 from record_goldens import logits, nmse, rows_of  # noqa: E402
 
-from localllm.arch import verbs  # noqa: E402
+from localllm.arch import rowwise_verbs  # noqa: E402
 from tests.goldens.test_encoder_decoder import all_logits, opened  # noqa: E402
 from tests.goldens.test_encoders import rows  # noqa: E402
 from tests.goldens.test_logits import GELU, looked_up, runs  # noqa: E402
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["cpu", "reference"], default="reference")
     parser.add_argument("names", nargs="*", choices=[[], *MODELS], metavar="NAME")
     options = parser.parse_args()
-    verbs.gelu = looked_up(verbs.gelu)
+    rowwise_verbs.gelu = looked_up(rowwise_verbs.gelu)
     with tempfile.TemporaryDirectory() as folder:
         found = [
             check(name, options.seed, options.backend, options.peer_python, Path(folder))

@@ -10,7 +10,7 @@ from models.answering import GELU, IN_BLOCKS, START, text_and_answer
 from models.golden import Golden, check_digest, kept
 from project import ROOT
 
-from localllm.arch import verbs
+from localllm.arch import rowwise_verbs
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.errors import UnsupportedError, UsageError
@@ -46,7 +46,7 @@ def compared(engine, name: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", ANSWERING)
 def test_the_reference(model_path, name, monkeypatch):
     check_digest(name, model(name), Golden.load(name))
-    monkeypatch.setattr(verbs, "gelu", looked_up(verbs.gelu))
+    monkeypatch.setattr(rowwise_verbs, "gelu", looked_up(rowwise_verbs.gelu))
     engine = opened(model_path(name), "reference")
     assert max(compared(engine, name).values()) < (1e-6 if name in GELU else 3e-11)
 

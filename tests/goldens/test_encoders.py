@@ -12,7 +12,7 @@ from models import ENCODERS, model, write
 from models.encoders import GELU, ROWS_IN_BLOCKS, RowsGolden, texts
 from models.golden import check_digest
 
-from localllm.arch import verbs
+from localllm.arch import rowwise_verbs
 from localllm.arch.pooling import KINDS
 from localllm.engine import embedding_runner as engine_texts
 from localllm.engine.embedding_runner import EmbeddingRunner, by_reference, runs
@@ -53,7 +53,7 @@ def test_the_reference(model_path, name, monkeypatch):
     check_digest(name, model(name), golden)
     if name in GELU:
         for verb in ("gelu", "gelu_erf"):
-            monkeypatch.setattr(verbs, verb, looked_up(verbs.gelu))
+            monkeypatch.setattr(rowwise_verbs, verb, looked_up(rowwise_verbs.gelu))
     assert nmse(rows(model_path(name), name, "reference"), golden.rows) < (2e-7 if name in GELU else 1e-11)
 
 

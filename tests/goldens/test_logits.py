@@ -15,7 +15,7 @@ from models.quantized import PURE
 from models.qwen4 import RIGHT
 from models.unusual import GELU as GELU4
 
-from localllm.arch import verbs
+from localllm.arch import rowwise_verbs
 from localllm.engine.cpu import lowering
 from localllm.kernels import cpu
 from localllm.kernels.build.library import Library
@@ -102,7 +102,7 @@ def test_the_reference(model_path, name, monkeypatch):
 
     1.5e-11 where NumPy adds up in another order. Kernels meet the same numbers at every commit.
     """
-    monkeypatch.setattr(verbs, "gelu", looked_up(verbs.gelu))
+    monkeypatch.setattr(rowwise_verbs, "gelu", looked_up(rowwise_verbs.gelu))
     check_golden(name, model_path(name), "reference", 2e-7 if family(name) in GELU else 3e-11 * rounding(family(name)))
 
 

@@ -40,7 +40,7 @@ def halves(of: Lane) -> dict[str, AsWords]:
 
 def linear_scratch(columns: int) -> int:
     """Return bytes that a thread needs for products of blocks."""
-    in_words = -(-columns // 256) * WORD_BLOCK_BYTES * MOST_IN_WORDS if this_lane().has_avx2_only else 0
+    in_words = 2 * columns * MOST_IN_WORDS if this_lane().has_avx2_only else 0
     return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES, in_words)
 
 
@@ -52,7 +52,6 @@ ONE_TOKEN_BYTES = 640  # of 256 columns of one token in the order of gemv_k_sub_
 # Tokens that meet rows as in decode with AVX2 only (gemv_int16.py). Against tiles, on an idle Zen 3, rows take 0.4 to
 # 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45, most in matrices of 1000 rows.
 MOST_IN_WORDS = 10
-WORD_BLOCK_BYTES = 608  # of 256 columns of one of them: words, a scale, sums
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
 # Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.

@@ -46,6 +46,7 @@ class Reader(NamedTuple):
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # a unit is two runs
     offset: int = 0  # what the codes are too large by
+    factors: tuple[int, ...] = ()  # what they are multiples of, for each scale; none: of 1
 
 
 def load_words(builder, address, offset):
@@ -223,7 +224,7 @@ def k_factors(builder, address):
 
 BLOCKS_OF_32 = "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"
 READERS = {
-    "Q2_K": Reader(q2_k),
+    "Q2_K": Reader(q2_k, factors=(1, 1, 4, 4, 16, 16, 64, 64) * 2),
     "Q3_K": Reader(q3_k, offset=4),
     "Q4_K": Reader(q4_k),
     "Q5_K": Reader(q5_k),

@@ -522,7 +522,7 @@ UNSAID = [
     (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: layers("7"), "7"),
     (serve.Place, {"port": 11435, "strict_model_names": False, "access_log": False}, lambda group: serve.amount("7"),
      7),
-    (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0},
+    (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
      lambda group: serve.amount("1K"), 1000),
 ]  # fmt: skip
 

@@ -187,7 +187,12 @@ ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
 def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
     name, *words = line.split()
     told = told_by(
-        (map_command if name == "map" else endpoint, "open_remote"), name, *words, "--endpoint", "http://x", stdin=b"Hi"
+        ({"map": map_command, "chat": chat}.get(name, endpoint), "open_remote"),
+        name,
+        *words,
+        "--endpoint",
+        "http://x",
+        stdin=b"Hi",
     )
     assert (told["model"], told["refused"], told["place"]["url"]) == (model, refused, "http://x/v1")
 

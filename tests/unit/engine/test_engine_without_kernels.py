@@ -115,7 +115,8 @@ def engine() -> Bare:
 
 @pytest.fixture
 def runs_of_4(monkeypatch) -> None:
-    monkeypatch.setattr(engine_module, "BATCH", 4)
+    for name in ("localllm.engine.engine", "localllm.engine.sequence"):
+        monkeypatch.setattr(f"{name}.BATCH", 4)
 
 
 def test_requests_share_runs(engine, runs_of_4):

@@ -320,7 +320,9 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
             return NamedPlan(f"{plan} that says so")
 
         def for_plan(self, plan: Any) -> Any:
-            return SimpleNamespace(run=lambda done, *given: steps.append(("run", plan, done.name, *given)))
+            return SimpleNamespace(
+                run=lambda done, *given: steps.append(("run", plan, done.name, *given)), encoded_jobs=list
+            )
 
     def folded(source: Any, request: Any, threads: int, on_matrix: Any, compiling: Any, done: Lock) -> str:
         on_matrix(5, 9, "x")

@@ -19,7 +19,7 @@ USUAL = {
     "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
     "folders": [], "open_model": None, "strict_names": False, "access_log": False, "ssl_certfile": None,
-    "ssl_keyfile": None, "idle_seconds": None,
+    "ssl_keyfile": None, "idle_seconds": None, "cache_reuse": None, "suffix_first": False,
 }  # fmt: skip
 
 
@@ -32,6 +32,7 @@ USUAL = {
           "answer_seconds": 2.5}),
         ("--on-overflow drop-turns --media-path FOLDER --allow-host a --allow-host b --allow-origin https://c",
          {"drops_turns": True, "folders": ["FOLDER"], "hosts": ["a", "b"], "origins": ["https://c"]}),
+        ("--cache-reuse 32 --spm-infill", {"cache_reuse": 32, "suffix_first": True}),
         ("--strict-model-names --idle 60", {"strict_names": True, "idle_seconds": 60}),
         ("--on-overflow error --socket s", {"socket": "s"}),
         ("--unix-socket s --access-log", {"socket": "s", "access_log": True}),

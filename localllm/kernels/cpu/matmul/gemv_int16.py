@@ -14,7 +14,6 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
-from localllm.kernels.cpu import WORD_BLOCK_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import (
     AHEAD,
     activations,
@@ -24,11 +23,12 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
     make_fetch,
 )
 from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
-from localllm.kernels.cpu.matmul.store_words import BLOCK_SCALE, BLOCK_SUMS, RUN, make_store_words, token_bytes
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats import as_groups
 from localllm.kernels.formats.words import READERS, WORDS, k_factors
 from localllm.kernels.simd import (
+    I8,
+    I16,
     I64,
     as_tuple,
     elements,
@@ -43,9 +43,11 @@ from localllm.kernels.simd import (
     slice_of,
     store_value,
 )
+from localllm.kernels.simd.half import constant_like
 
 int64 = types.int64
 CHAINS = 2  # sums of a row, each of which waits for itself
+RUN = 64  # bytes of 32 activations
 
 
 def has_words(name, tokens=1):
@@ -55,6 +57,59 @@ def has_words(name, tokens=1):
     of Q2_K, which has minimums, 1.6.
     """
     return name in READERS and multiplies_words() and (tokens == 1 or name != "Q3_K")
+
+
+def words_of_run(builder, high, low, distance):
+    """Return the first 16 activations of a run and the last, whose stripes of 8 are `distance` bytes apart."""
+    stripes = []
+    for i in range(4):
+        places = (builder.add(at, builder.mul(distance, I64(i))) for at in (high, low))
+        planes = (load_value(builder, place, ir.VectorType(I8, 8)) for place in places)
+        upper, lower = (builder.sext(plane, ir.VectorType(I16, 8)) for plane in planes)
+        stripes.append(builder.add(builder.shl(upper, constant_like(upper, 8)), lower))
+    return [shuffled(builder, *stripes[i : i + 2], range(16)) for i in (0, 2)]
+
+
+def make_store_unit(in_pairs):
+    """Return an intrinsic (high, low, bytes between stripes, bytes between runs, words) that stores a unit's words."""
+
+    @operation(None, *[int64] * 5)
+    def store_unit(builder, high, low, distance, apart, words):
+        parts = [words_of_run(builder, high, low, distance)]
+        if in_pairs:
+            other = words_of_run(builder, builder.add(high, apart), builder.add(low, apart), distance)
+            parts = [*zip(*parts, other, strict=True)]
+        stored = [shuffled(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
+        for i, value in enumerate(stored):
+            store_value(builder, builder.add(words, I64(32 * i)), value)
+
+    return store_unit
+
+
+def make_store_words(format):
+    """Make a function (arguments, words, tokens) that stores all activations, unit by unit."""
+    in_pairs = READERS[format.name].in_pairs
+    store_unit, runs_at_once = make_store_unit(in_pairs), 2 if in_pairs else 1
+
+    @inlined
+    def store_runs(high, low, runs, words):
+        for unit in range(runs // runs_at_once):
+            at = 8 * unit
+            store_unit(high + at, low + at, 8 * runs, 4 * runs, words + RUN * runs_at_once * unit)
+
+    @device
+    def store_words(a, words, tokens):
+        columns = argument(a, LINEAR.columns)
+        whole = columns // 256 * 256
+        for token in range(tokens):
+            high, low = argument(a, LINEAR.high) + token * columns, argument(a, LINEAR.low) + token * columns
+            for column in range(0, whole, 256):
+                store_runs(high + column, low + column, 8, words + 2 * column)
+            for column in range(whole, columns, 64):
+                store_runs(high + column, low + column, 2, words + 2 * column)
+            words += 2 * columns
+
+    return store_words
 
 
 def keep_order(builder):
@@ -76,7 +131,6 @@ class Totals:
     def __init__(self, format, rows, tokens, shape):
         self.reader, self.rows, self.tokens = READERS[format.name], rows, tokens
         self.is_halved, self.chains = format.sub_block == 16, CHAINS if tokens == 1 else 1
-        self.in_blocks = not format.chunk
         self.shape = shape if format.minimums else shape._replace(offset=self.reader.offset)
         self.totals = types.UniTuple(f32x8, self.chains * rows * tokens)
         self.factors = types.UniTuple(shape.of_row, rows * shape.factors)
@@ -93,24 +147,17 @@ class Totals:
         return zero
 
     def make_add(self):
-        @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 5)
-        def add(builder, totals, w, step, factors, words, distance, c, n, columns):
+        @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
+        def add(builder, totals, w, step, factors, words, c, n, columns):
             """Add the dot products of a group of 256 columns, or of a chunk of 64.
 
-            words, c, n: of the first token; distance: bytes to the next one's words; columns: of a row, from which the
-            distance to its scales and sums follows.
+            words, c, n: of the first token; columns: of a row, from which the distance to the next token follows.
             """
             totals, factors = elements(builder, totals), elements(builder, factors)
-            of_tokens = [builder.add(words, builder.mul(distance, I64(token))) for token in range(self.tokens)]
-            apart = builder.lshr(columns, I64(2))
-            c, n = ([builder.add(at, builder.mul(apart, I64(token))) for token in range(self.tokens)] for at in (c, n))
-            if self.in_blocks:
-                n = [builder.add(first, I64(BLOCK_SUMS)) for first in of_tokens]
-            self.add_sums(builder, totals, factors, n)
-            scales = self.scales(builder, factors, c)
+            scales = self.scales(builder, totals, factors, c, n, builder.lshr(columns, I64(2)))
             rows = [builder.add(w, builder.mul(step, I64(r))) for r in range(self.rows)]
             units = [self.reader.units(builder, row, 2 * self.shape.vectors) for row in rows]
-            sums = [ir.Constant(f32x8.llvm, [-0.0] * 8)] * len(totals) if self.in_blocks else totals
+            of_tokens = [builder.add(words, builder.mul(columns, I64(2 * token))) for token in range(self.tokens)]
             for unit, codes in enumerate(zip(*units, strict=True)):
                 for row in range(self.rows):
                     for token, first in enumerate(of_tokens):
@@ -118,19 +165,10 @@ class Totals:
                             keep_order(builder)
                         i, scale = self.place(row, token, unit), self.scale_of(builder, scales[token][row], unit)
                         dot = self.dot(builder, codes[row], builder.add(first, I64(RUN // 2 * len(codes[row]) * unit)))
-                        sums[i] = multiply_add(builder, dot, scale, sums[i])
-            return as_tuple(builder, self.scaled(builder, sums, totals, of_tokens) if self.in_blocks else sums)
+                        totals[i] = multiply_add(builder, dot, scale, totals[i])
+            return as_tuple(builder, totals)
 
         return add
-
-    def scaled(self, builder, sums, totals, of_tokens):
-        """Return the totals with the sums of a block, times its tokens' scales."""
-        added = list(totals)
-        for token, first in enumerate(of_tokens):
-            scale = load_value(builder, builder.add(first, I64(BLOCK_SCALE)), f32x8.llvm)
-            for i in range(token * self.rows * self.chains, (token + 1) * self.rows * self.chains):
-                added[i] = multiply_add(builder, sums[i], scale, totals[i])
-        return added
 
     def dot(self, builder, codes, words):
         """Multiply a unit's codes by the activations at an address."""
@@ -140,13 +178,21 @@ class Totals:
             products.append(multiply_pairs(builder, code, x))
         return builder.sitofp(reduce(builder.add, products), f32x8.llvm)
 
-    def scales(self, builder, factors, of_tokens):
-        """Return scales of rows [token][row], times those of tokens, at these addresses, if each run has its own."""
-        rows = factors[: self.rows]
-        if self.in_blocks:
-            return [[self.in_lanes(builder, scale) for scale in rows]] * self.tokens
-        values = [self.of_lanes(builder, address) for address in of_tokens]
-        return [[[builder.fmul(scale, value)] for scale in rows] for value in values]
+    def scales(self, builder, totals, factors, c, n, distance):
+        """Return scales of rows times those of tokens [token][row]; add what the codes' offsets or minimums are."""
+        scales = []
+        for token in range(self.tokens):
+            of_token, sums = (
+                self.of_lanes(builder, builder.add(address, builder.mul(distance, I64(token)))) for address in (c, n)
+            )
+            if self.reader.factors:
+                of_token = builder.fmul(of_token, ir.Constant(of_token.type, [1 / f for f in self.reader.factors]))
+            scales.append([self.in_lanes(builder, builder.fmul(scale, of_token)) for scale in factors[: self.rows]])
+            if self.shape.offset != 0:
+                sums = self.shape.from_offset(builder, sums)
+                for row in range(self.rows):
+                    self.add_sums(builder, totals, row, token, factors[row - self.rows], sums)
+        return scales
 
     def of_lanes(self, builder, address):
         """Return a token's scales or sums, one for every 16 columns, in the lanes of the rows' scales."""
@@ -159,7 +205,7 @@ class Totals:
         To take a scale from the other half takes three of Zen 3's instructions instead of one.
         """
         if self.reader.in_pairs:
-            return [scales]  # as they are
+            return [scales]
         quarter = [0, 2, 4, 6, 1, 3, 5, 7] if self.is_halved else [*range(4)] * 2
         distance = 8 if self.is_halved else 4
         parts = (shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
@@ -171,15 +217,12 @@ class Totals:
         first = unit if self.reader.in_pairs else unit % 4
         return shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
-    def add_sums(self, builder, totals, factors, addresses):
-        """Add the contribution of the codes' offset, or of the minimums: times the tokens' sums at these addresses."""
-        for token, address in enumerate(addresses if self.shape.offset != 0 else ()):
-            sums = self.shape.from_offset(builder, self.of_lanes(builder, address))
-            for row in range(self.rows):
-                for i in range(0, self.shape.of_row.lanes, 8):
-                    at = self.place(row, token, i // 8)
-                    parts = (slice_of(builder, value, i, i + 8) for value in (factors[row - self.rows], sums))
-                    totals[at] = multiply_add(builder, *parts, totals[at])
+    def add_sums(self, builder, totals, row, token, factor, sums):
+        """Add the contribution of the codes' offset, or of the minimums."""
+        for i in range(0, self.shape.of_row.lanes, 8):
+            at = self.place(row, token, i // 8)
+            parts = (slice_of(builder, value, i, i + 8) for value in (factor, sums))
+            totals[at] = multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
         @operation(None, self.totals, int64, int64)
@@ -216,9 +259,7 @@ def make_rows_in_words(format, rows, tokens=1):
 
     y, words: of the first token.
     """
-    format = as_groups(
-        format.name, small_codes=format.name != "Q2_K"
-    )  # scales belong to codes as the readers give them
+    format = as_groups(format.name, small_codes=True)  # scales belong to codes as the readers give them
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()
@@ -226,24 +267,22 @@ def make_rows_in_words(format, rows, tokens=1):
     if format.chunk:
         add_chunk = Totals(format, rows, tokens, chunk_shape(format)).make_add()
         _, chunk_factors = make_chunk(format, rows)
-    fetch_chunk, words_bytes = make_ask_for(rows * chunk_bytes, 2), token_bytes(format)
-    block_bytes = 8 * RUN if format.chunk else WORD_BLOCK_BYTES
+    fetch_chunk = make_ask_for(rows * chunk_bytes, 2)
 
     @inlined
     def product(a, w, step, y, words, token):
         columns, ahead, totals = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD, zero()
-        distance = words_bytes(columns)
         _, _, c, n = activations(a, LINEAR.sums)
         c, n = c + token * (columns // 4), n + token * (columns // 4)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
-            totals = add(totals, w, step, factors(w, step), words, distance, c, n, columns)
-            w, ahead, words = w + group_bytes, ahead + rows * group_bytes, words + block_bytes
+            totals = add(totals, w, step, factors(w, step), words, c, n, columns)
+            w, ahead, words = w + group_bytes, ahead + rows * group_bytes, words + 8 * RUN
             c, n = c + 64, n + 64
         if add_chunk is not None:
             for _ in range(columns % 256 // 64):
                 fetch_chunk(ahead)
-                totals = add_chunk(totals, w, step, chunk_factors(w, step), words, distance, c, n, columns)
+                totals = add_chunk(totals, w, step, chunk_factors(w, step), words, c, n, columns)
                 w, ahead, words = w + chunk_bytes, ahead + rows * chunk_bytes, words + 2 * RUN
                 c, n = c + 16, n + 16
         finish(totals, y, argument(a, LINEAR.y_stride))
@@ -264,11 +303,10 @@ def make_few_in_words(format, rows):
     Weights are unpacked once for four of them.
     """
     four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
-    words_bytes = token_bytes(format)
 
     @inlined
     def few(a, w, step, y, tokens, words):
-        distance, y_stride, token = words_bytes(argument(a, LINEAR.columns)), argument(a, LINEAR.y_stride), 0
+        distance, y_stride, token = 2 * argument(a, LINEAR.columns), argument(a, LINEAR.y_stride), 0
         while token + 4 <= tokens:
             four(a, w, step, y + token * y_stride, words + token * distance, token)
             token += 4

@@ -19,11 +19,11 @@ from localllm.kernels.cpu.matmul.gemv_int16 import (
     has_words,
     make_few_in_words,
     make_one_in_words,
+    make_store_words,
 )
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
 from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, piece_for
-from localllm.kernels.cpu.matmul.store_words import make_store_words
 from localllm.kernels.cpu.matmul.tiles import ROWS
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.formats import as_groups

@@ -27,7 +27,6 @@ from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.matmul.avx2_dots import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
-from localllm.kernels.cpu.matmul.gemv_int16 import has_words
 from localllm.kernels.cpu.matmul.kernel_variants import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
 from localllm.kernels.formats import FAMILIES, as_groups
@@ -728,22 +727,6 @@ def test_weights_for_many_tokens(call, name):
         assert spans.size < 50000 or QUANTIZED[name].minimums is None or abs(mean) < 0.008
 
 
-def repeated_scales(q: dict[str, np.ndarray]) -> np.ndarray:
-    """Each column's scale, float64 [tokens, columns]."""
-    return np.repeat(q["scales"].astype(np.float64), 16, axis=1)
-
-
-def by_blocks(q: dict[str, np.ndarray]) -> np.ndarray:
-    """Activations whose blocks of 256 have one scale each, as store_words.py rounds them, float64 [tokens, columns]."""
-    tokens, count = q["scales"].shape
-    scales = q["scales"].reshape(tokens, count // 16, 16)
-    largest = scales.max(axis=-1, keepdims=True)
-    ratios = np.where(largest > 0, scales * (np.float32(1) / np.where(largest > 0, largest, 1)), 0).astype(np.float32)
-    words = (256 * q["high"].astype(np.int32) + q["low"]).astype(np.float32)
-    codes = np.rint(words * np.repeat(ratios.reshape(tokens, count), 16, axis=1))
-    return codes * np.repeat(largest.astype(np.float64), 256, axis=1).reshape(codes.shape)
-
-
 FEW = FEW_WITH_512_BITS if this_lane().has_512_bits else FEW_OTHERWISE
 MANY = max(FEW.values()) + 1  # tokens, for which every format is read in tiles
 
@@ -762,10 +745,7 @@ def test_linear_quantized(call, name, tokens):
         for precise_tokens, matrix in ((tokens, weights), (1, fast)):
             q = quantized(x, tokens > precise_tokens)
             low = q["low"] if tokens <= max(precise_tokens, 1) or in_words else 0.0
-            in_blocks = (
-                has_words(name, tokens) and in_rows and not as_groups(name).chunk and tokens <= max(precise_tokens, 1)
-            )
-            rounded = by_blocks(q) if in_blocks else (256.0 * q["high"] + low) * repeated_scales(q)
+            rounded = (256.0 * q["high"] + low) * np.repeat(q["scales"].astype(np.float64), 16, axis=1)
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
             assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
@@ -777,7 +757,7 @@ def test_rows_of_the_largest_models(call, name):
     data, weights = random_matrix(name, 9, 53248)
     x = activations(1, 53248)
     q = quantized(x)
-    rounded = by_blocks(q) if has_words(name) else (256.0 * q["high"] + q["low"]) * repeated_scales(q)
+    rounded = (256.0 * q["high"] + q["low"]) * np.repeat(q["scales"].astype(np.float64), 16, axis=1)
     got = for_any_parts(lambda parts: linear_quantized(call, name, data, 9, x, 1, parts))
     assert product_error(got, rounded, weights) < 1e-11
 
