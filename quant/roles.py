@@ -1,4 +1,4 @@
-"""Which tensors are quantized, and what each of them is for, by their names.
+"""Tell from a tensor's name whether it is quantized, and what it is for.
 
 Source: llama.cpp's src/llama-quant.cpp; its dry runs are what tests compare with.
 """

@@ -74,7 +74,7 @@ class MapCommand:
                 "--raw turns off the chat template: leave out the options for thinking and template variables"
             )
         self.system = asking.system_message(ask.system, ask.system_file)
-        self.output.require_sense()
+        self.output.validate_combination()
         require_encoding(ask.encoding)
         template = None if ask.file is None else text_of(content(ask.file), ask.file, ask.encoding, whole=True)
         return template, asking.generation_options(None, self.choices)

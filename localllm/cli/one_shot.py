@@ -182,7 +182,7 @@ class OneShot:
             endpoint=is_remote, receipt=has_receipt, steps=has_steps,
         )  # fmt: skip
         if output.n != 1 or output.beams:
-            require_sense(output.n, output.beams, self.generation)
+            validate_combination(output.n, output.beams, self.generation)
         self.images.require_plain(receipt=has_receipt)
         if self.tools.are_enabled:
             require_plain_tools(raw=ask.raw, n=output.n > 1, beams=output.beams > 0, receipt=has_receipt)
@@ -354,7 +354,7 @@ def require_plain_tools(**given: bool) -> None:
             raise UsageError(f"tools cannot be combined with --{name}")
 
 
-def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
+def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -> None:
     """Raise UsageError for invalid numbers of answers, and for beams with sampling options."""
     from localllm.generation.beam_search import require_counts
 

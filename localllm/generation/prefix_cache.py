@@ -21,7 +21,6 @@ from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import has_images, is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import LONG, PRECISE_TOKENS
-from localllm.generation.chunk_reuse import ChunkReuse, find_reuse
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.context_overflow import ShiftedSequence, rolling
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.memory.prefix_store import PrefixStore
     from localllm.engine.sequence import Sequence
+    from localllm.generation.chunk_reuse import ChunkReuse
     from localllm.generation.request import Completion
     from localllm.generation.speculation.ngram_cache import NgramCache
 
@@ -120,8 +120,10 @@ class PrefixCache:
         answer.sequence, answer.known = begun  # type: ignore[assignment]
         answer.request.cached = len(sequence.tokens)
 
-    def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> ChunkReuse | None:
+    def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> "ChunkReuse | None":
         """Find chunks of the rest of a prompt in the latest other sequences."""
+        from localllm.generation.chunk_reuse import find_reuse  # for serve only
+
         if self.engine.has_guess_layer or has_images(query.ids):  # a draft head needs hidden states, which are not kept
             return None
         with self.lock:

@@ -176,7 +176,7 @@ class Session(Conversation):
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
         return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
-    def require_sense(self, options: GenerationOptions) -> None:
+    def validate_combination(self, options: GenerationOptions) -> None:
         """Raise UsageError for options that are invalid with this model, whatever the prompt."""
         Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 

@@ -8,7 +8,7 @@ from localllm.quantizing.ladder import Result
 
 
 class Divergence(NamedTuple):
-    """How far a file's predictions are from the original's.
+    """The divergence of a file's predictions from those of the original.
 
     Attributes:
         mean: Kullback-Leibler divergence, in nats.  error: its standard error.  same_top: 0 to 1.

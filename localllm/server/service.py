@@ -99,7 +99,7 @@ class ResponseStream:
         """
         generate_request, requests = self._generate_request, list[Request]()
         self._generate_request = generate_request = self._with_reuse(generate_request)
-        self.model.session.require_sense(generate_request.options)
+        self.model.session.validate_combination(generate_request.options)
         prompts = encode_gaps(generate_request, self.model)
         for prompt in resolve_prompt_images(prompts, self._folders):
             request = self._build_fitting(prompt) if self._drops else self._build_request(prompt)

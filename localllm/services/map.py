@@ -84,7 +84,7 @@ class Mapping:
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
-        model.session.require_sense(job.options)
+        model.session.validate_combination(job.options)
         requests = filter(None, map(self._request, records))  # which may stop and go on, as no generator can
         self._batch: Scheduler = model.batch(requests, precise=job.precise)
         if isinstance(records, RecordStream):

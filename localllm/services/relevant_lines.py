@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """What follows a line.
+    """The tokens of the two verdicts that may follow a line.
 
     Attributes:
         common: tokens of both.  yes, no: the first one that differs.  rest: what follows `common`, of "no".

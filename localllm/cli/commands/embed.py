@@ -134,7 +134,7 @@ def embed(
     from localllm.services.embed import EmbedJob, is_image
 
     makes_vectors = output is not None or format is not None
-    require_sense(duplicates, near is not None, makes_vectors, raw)
+    validate_combination(duplicates, near is not None, makes_vectors, raw)
     source, files = sort_inputs(input or [], files)
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
@@ -159,7 +159,7 @@ def embed(
         raise RecordsError(f"{failed} records failed; see the error field of their output lines")
 
 
-def require_sense(duplicates: float | None, is_near: bool, makes_vectors: bool, raw: bool) -> None:
+def validate_combination(duplicates: float | None, is_near: bool, makes_vectors: bool, raw: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if duplicates is not None and not 0 < duplicates <= 1:
         raise UsageError(f"duplicates should be above 0 and up to 1, not {duplicates:g}")

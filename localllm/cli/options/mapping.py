@@ -88,7 +88,7 @@ class AnswersGroup:
         ),
     ] = None
 
-    def require_sense(self) -> None:
+    def validate_combination(self) -> None:
         """Raise UsageError for options that do not go together."""
         if (self.redo or self.redo_errors) and self.output is None:
             option = "--redo" if self.redo else "--redo-errors"

@@ -16,7 +16,7 @@ from localllm.generation.sampling.candidates import LARGEST, Breakers, Candidate
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
 LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing
 IMPOSSIBLE = 1e-300  # a probability that is as good as 0
-LEAST_OF_ALL = 0.2  # infill: the probability that a token needs
+INFILL_LEAST = 0.2  # infill: the probability that a token needs
 ZIPF_TOKENS = 100  # from which mirostat estimates the shape of the distribution
 MOST_MU = 1e300  # bits; what mirostat aims at stays finite
 
@@ -302,7 +302,7 @@ def infill(
     if 3 * probabilities[is_end].sum() * len(ranked.ids) > probabilities[~is_end].sum():
         return ranked.keep(is_end)
     merged = merge_beginnings(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
-    kept = is_end | (merged >= LEAST_OF_ALL)
+    kept = is_end | (merged >= INFILL_LEAST)
     count = int((kept & ~is_end).sum())
     if not count:
         return ranked.keep(slice(1)) if end is None else Candidates(np.array([end]), np.ones(1), ranked=True)
@@ -314,11 +314,8 @@ def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.nd
 
     probabilities: ranked.
     """
-    merged, is_there, order = (
-        probabilities.copy(),
-        [True] * len(texts),
-        sorted(range(len(texts)), key=texts.__getitem__),
-    )
+    merged, is_there = probabilities.copy(), [True] * len(texts)
+    order = sorted(range(len(texts)), key=texts.__getitem__)
     spelt = [texts[place] for place in order]
     for first, text in enumerate(texts):
         place, alike = bisect_left(spelt, text), list[int]()

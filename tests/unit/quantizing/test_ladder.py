@@ -92,7 +92,7 @@ def test_json(model: Path, cli):
 
 
 def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
-    """Of each file, in all three tables; logits of another vocabulary are refused before anything is written."""
+    """All three tables show each file's; logits of another vocabulary are refused before anything is written."""
     text, base = tmp_path / "t.txt", tmp_path / "base.logits"
     text.write_text("hello world, " * 40)
     assert cli("perplexity", model, text, "-c", 32, "--chunks", 3, "--save-logits", base)[0] == 0

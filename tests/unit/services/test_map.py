@@ -491,7 +491,7 @@ def mapping_of(records: list[Record], **choices: Any) -> Any:
             return request_of(key, error=LocalllmError("too long"))
         return request_of(key, *[("A", "", "stop")] * (key.input != "waits"))
 
-    session = SimpleNamespace(request=request, require_sense=lambda options: heard.append(options))
+    session = SimpleNamespace(request=request, validate_combination=lambda options: heard.append(options))
     model: Any = SimpleNamespace(session=session, batch=Batch)
     options: Any = "options"
     turns = list[int]()

@@ -29,9 +29,9 @@ from localllm.kernels.cpu.attention.scores import (
     LOG2_E,
     add_biases,
     cap_scores,
-    hide_between,
-    hide_scores,
-    hide_unchosen,
+    mask_between,
+    mask_outside,
+    mask_unselected,
     subtract_distances,
     update_softmax,
 )
@@ -221,11 +221,11 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
             of_head = biases + (kv_head * group + (first + r) % group) * (2 * reach + 33) * 4
             add_biases(row, keys, of_head, reach, start - position)
         hidden = max(first_seen(position, window, chunked), lowest) - start
-        hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
+        mask_outside(row, keys, hidden, min(position + 1 + ahead - start, count))
         if period > 1:
-            hide_between(row, keys, start, period)
+            mask_between(row, keys, start, period)
         if chosen != 0:
-            hide_unchosen(row, keys, bits_of(a, token, kv_head) + start // 8)
+            mask_unselected(row, keys, bits_of(a, token, kv_head) + start // 8)
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 

@@ -1,4 +1,4 @@
-"""What happens to a row's block of scores before the values: caps, biases, masks, and the online softmax."""
+"""Turn a row's block of scores into weights: cap, add biases, mask, and update the online softmax."""
 
 import math
 
@@ -56,7 +56,7 @@ def add_biases(scores, keys, biases, reach, behind):
 
 
 @device
-def hide_scores(scores, keys, hidden, visible):
+def mask_outside(scores, keys, hidden, visible):
     """Hide all scores but those from number `hidden` up to `visible`."""
     for i in range(0, min(hidden, keys), 16):
         store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
@@ -66,7 +66,7 @@ def hide_scores(scores, keys, hidden, visible):
 
 
 @device
-def hide_unchosen(scores, keys, bits):
+def mask_unselected(scores, keys, bits):
     """Hide the scores of keys whose bits are not set; bits: where that of the first key is."""
     for i in range(0, keys, 16):
         some = load_u16(bits + i // 8)
@@ -79,7 +79,7 @@ def hide_unchosen(scores, keys, bits):
 
 
 @device
-def hide_between(scores, keys, start, period):
+def mask_between(scores, keys, start, period):
     """Hide all scores but the last of each `period` keys; the first one here is number `start`."""
     for i in range(keys):
         if (start + i + 1) % period != 0:

@@ -121,7 +121,7 @@ def make_fill_values(kind, keys, pieces, stride):
     return fill
 
 
-# What a lane has of a piece: numbers of two rows; of its numbers i, those with an even i // 2 belong to the first one.
+# A lane holds numbers of two rows of a piece: number i belongs to the first row if i // 2 is even.
 
 
 def row_of(i):
