@@ -21,7 +21,7 @@ from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piec
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
-PROMPT = [*range(1, 17)]  # few enough for every lane to read rows as in decode
+PROMPT = [*range(1, 11)]  # few enough for every lane to read rows as in decode
 ROUTED = Routed("routed", None, ALL)  # type: ignore[arg-type]
 
 
