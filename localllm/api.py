@@ -292,9 +292,10 @@ def open_model(
 
     threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
     its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
-    how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
-    cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
-    gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
+    how keys and values are kept: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or each its own way as in
+    "k=q8_0,v=q4_0"; backend: cpu, cuda or cuda:N for a graphics card, auto for a card if there is one that works, or
+    reference for plain NumPy; gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as
+    many as it has room for;
     progress(done, total): called while kernels are compiled, once per computer; on_upload(bytes, total): while weights
     go to the card; observer: sums up what the matrices meet; mmproj: the vision projector, None for
     the one next to the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in

@@ -11,8 +11,12 @@ from typing import NamedTuple, Self
 from localllm.errors import UsageError
 
 # Of each type: numbers of a block, its bytes.
-STORAGE = {"f16": (16, 32), "f32": (16, 64), "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20)}
-ROTATED = ("q4_0", "q4_1")
+STORAGE = {
+    "f16": (16, 32), "f32": (16, 64), "bf16": (16, 32), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
+    "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18),
+}  # fmt: skip
+ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+ON_GPU = ("f16", "f32", "q8_0", "q4_1", "q4_0")  # for which localllm.kernels.cuda.attention has kernels
 USUAL = "f16"
 
 

@@ -19,7 +19,10 @@ from localllm.generation.sampling.options import ABOVE_0, ORDER
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
-KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 8: "q8_0"}  # by GGML's numbers
+# By GGML's numbers.
+KV_TYPES = {
+    0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16",
+}  # fmt: skip
 DEFAULT_ROPE = 10000.0, 1.0  # base and scale
 ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's numbers
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers

@@ -1,9 +1,12 @@
 """The reference backend's KV cache of a sequence, rounded as the KV type rounds."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from localllm.quant.layouts import IQ4_VALUES
 
 
 class Remembered:
@@ -115,12 +118,12 @@ def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
         return KEEP[kind](x).astype(np.float32)
 
 
-def by_blocks(make: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """make, of blocks [..., 32], for heads [..., head dimension]; a block's first number fills it."""
+def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """make, of blocks [..., 32], for heads [..., head dimension]; `repeat` times its first number fills a block."""
 
     def made(x: np.ndarray) -> np.ndarray:
         *places, columns = x.shape
-        more = np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
+        more = repeat * np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
         blocks = np.concatenate((x, more), axis=-1).reshape(*places, -1, 32)
         return make(blocks).reshape(*places, -1)[..., :columns]
 
@@ -142,25 +145,47 @@ def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
 
 
-def rounded_to_q4_0(x: np.ndarray) -> np.ndarray:
-    """Codes from -8 to 7 times a float16 scale per block, -8 for the number of the largest size."""
+def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
+    """Round to codes from -centre to centre - 1 times a float16 scale per block, -centre for the largest size."""
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales = half(size / np.where(top == size, np.float32(-8), np.float32(8)))
-    codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -8, 7)
+    scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
+    codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -centre, centre - 1)
     return codes * scales
 
 
-def rounded_to_q4_1(x: np.ndarray) -> np.ndarray:
-    """Codes from 0 to 15 times a float16 scale per block, and a float16 minimum."""
+def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
+    """Round to codes from 0 to `most` times a float16 scale per block, and a float16 minimum."""
     least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales, minimums = half((top - least) / np.float32(15)), half(least)
-    return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, 15) * scales + minimums
+    scales, minimums = half((top - least) / np.float32(most)), half(least)
+    return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, most) * scales + minimums
+
+
+def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
+    """Round to 16 values times a float16 scale per block, of least squares weighted by squares of x."""
+    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    first = size / np.where(top == size, np.float32(-127), np.float32(127))
+    y = np.divide(x, first, out=np.zeros_like(x), where=size > 0)
+    values = np.array(IQ4_VALUES, np.float32)
+    nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, y, side="right")]
+    along, squares = (y * y * nearest * other for other in (y, nearest))
+    ratio = along.sum(axis=-1, keepdims=True) / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
+    return nearest * half(first * ratio)
+
+
+def rounded_to_bf16(x: np.ndarray) -> np.ndarray:
+    """Round to the nearest bfloat16, ties to even; finite numbers only."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + np.uint32(0x7FFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 KEEP: dict[str, Callable] = {
     "f32": np.float32,
     "f16": np.float16,
+    "bf16": rounded_to_bf16,
     "q8_0": by_blocks(rounded_to_q8_0),
-    "q4_0": by_blocks(rounded_to_q4_0),
-    "q4_1": by_blocks(rounded_to_q4_1),
+    "q5_1": by_blocks(partial(with_minimum, most=31)),
+    "q5_0": by_blocks(partial(symmetric, centre=16)),
+    "q4_1": by_blocks(partial(with_minimum, most=15)),
+    "q4_0": by_blocks(partial(symmetric, centre=8)),
+    "iq4_nl": by_blocks(rounded_to_iq4_nl, repeat=0),
 }

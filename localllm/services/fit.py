@@ -3,7 +3,7 @@
 Implements `localllm fit`. For a model on the Hugging Face hub, some megabytes are fetched and nothing is kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from localllm.arch import architecture
@@ -18,11 +18,7 @@ from localllm.services.inspect import is_reader, memory
 from localllm.services.token_costs import MatrixCosts
 from localllm.system.memory import available_memory
 
-TYPES = (
-    "f16",
-    "q8_0",
-    "q4_0",
-)  # of caches; of the others, f32 takes twice as much as f16, q4_1 a little more than q4_0
+TYPES = ("f16", "q8_0", "q4_0")  # of caches, where no other is asked for
 # What a process needs besides weights and cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB while they
 # read 1024 tokens; wider ones have larger buffers.
 WORKING = 300_000_000  # bytes
@@ -30,24 +26,32 @@ WORKING = 300_000_000  # bytes
 SHARE = 0.7
 
 
-def fit(model: str, on_read: Callable[[str], None] = lambda what: None, context: int | None = None) -> dict[str, Any]:
+def fit(
+    model: str,
+    on_read: Callable[[str], None] = lambda what: None,
+    context: int | None = None,
+    kv_type: str | None = None,
+) -> dict[str, Any]:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
     For each context length and type of KV cache: the memory it needs, whether that is available, and the expected
-    tokens per second with a full context. on_read: called with what is being done.  context: the only length, if
-    given. Raises ModelError, and LocalllmError if the hub cannot be reached.
+    tokens per second with a full context. on_read: called with what is being done.  context, kv_type: the only ones,
+    if given. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
     """
+    kinds = TYPES if kv_type is None else (kv_type,)
     try:
         path = resolve(model)
     except MissingError as error:
-        return describe_remote(error.reference, on_read, context)
+        return describe_remote(error.reference, on_read, context, kinds)
     with GGUFFile.open(path, needed=()) as file:
         return {"model": model, "path": path, "fetched_bytes": 0} | describe_file(
-            file, on_read, context, projector_bytes(path)
+            file, on_read, context, projector_bytes(path), kinds
         )
 
 
-def describe_remote(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
+def describe_remote(
+    reference: HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
+) -> dict[str, Any]:
     """Describe a model of the hub by its header."""
     from localllm.services.hub import Repository
     from localllm.services.pull import files_of, projectors_of, remote_model
@@ -56,16 +60,21 @@ def describe_remote(reference: HubReference, on_read: Callable[[str], None], con
     repository = Repository(reference.repository)
     files = files_of(repository, reference)
     with remote_model(repository, files) as (model, fetched):
-        facts = describe_file(model, on_read, context, sum(file.size for file in projectors_of(repository, files)))
+        projectors = sum(file.size for file in projectors_of(repository, files))
+        facts = describe_file(model, on_read, context, projectors, kinds)
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 
 def describe_file(
-    file: GGUFFile, on_read: Callable[[str], None], context: int | None, projector: int = 0
+    file: GGUFFile,
+    on_read: Callable[[str], None],
+    context: int | None,
+    projector: int = 0,
+    kinds: Sequence[str] = TYPES,
 ) -> dict[str, Any]:
     """Describe a model file.
 
-    projector: bytes of its vision projector.
+    projector: bytes of its vision projector.  kinds: types of the KV cache. Raises ModelError, UsageError.
     """
     _, h = architecture(file)
     if not file.tensors:
@@ -76,7 +85,7 @@ def describe_file(
     on_read("measuring the memory's bandwidth")
     bandwidth = measure_bandwidth()
     available, nbytes = available_memory(), file.nbytes + projector
-    kinds = TYPES[:1] if is_reader(h) else TYPES  # keys of texts are forgotten layer by layer
+    kinds = kinds[:1] if is_reader(h) else kinds  # keys of texts are forgotten layer by layer
     rows = [
         row | {"kv_type": kind} | verdict(row, costs, available, None if is_reader(h) else bandwidth)
         for kind in kinds

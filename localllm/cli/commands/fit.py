@@ -4,6 +4,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from localllm.cli.options import shared as options
 from localllm.cli.terminal.output import ProgressLine, broken, write
 from localllm.cli.terminal.render import count, fact_lines, size, table
@@ -19,6 +21,15 @@ def fit(
         int | None,
         options.number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
     ] = None,
+    kv_type: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-type",
+            metavar="TYPE",
+            autocompletion=options.one_of(options.KV_TYPES),
+            help="The only type of KV cache, as of `run --kv-type`.  [default: f16, q8_0 and q4_0]",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate the memory that a model needs, and its speed.
@@ -31,13 +42,14 @@ def fit(
     Examples:
       localllm fit qwen3-8b
       localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
+      localllm fit model.gguf --kv-type q5_1 -c 16384
       localllm fit --json model.gguf | jq .longest
     """
     from localllm.services.fit import fit as facts_of
 
     line = ProgressLine()
     try:
-        facts = facts_of(model, line.show, context)
+        facts = facts_of(model, line.show, context, kv_type)
     finally:
         line.clear()
     if as_json:

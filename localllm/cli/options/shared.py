@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.kernels.build.objects import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
-KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")
+KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
 KnownModelName = Annotated[
@@ -132,7 +132,8 @@ class Cache:
             "--kv-type",
             metavar="TYPE",
             autocompletion=one_of(KV_TYPES),
-            help="Type of the KV cache: f16, f32, q8_0, q4_0, q4_1, or one each: k=q8_0,v=q4_0.  [default: f16]",
+            help="Type of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
+            "k=q8_0,v=q4_0.  [default: f16]",
         ),
     ] = "f16"
     keys: Annotated[

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.kv_cache_types import ON_GPU, KVType
 from localllm.arch.layer_state import State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.device import NoCardError
@@ -44,6 +44,10 @@ def place_layers(
             return GpuPlacement(None, 0, warning=f"the CPU computes: {error}")
         raise
     try:
+        if missing := set(kv_type).difference(ON_GPU):
+            raise UnsupportedError(
+                f"no KV cache of type {min(missing)} on GPUs: use {', '.join(ON_GPU)}, or --device cpu"
+            )
         needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
         free = card.free_bytes()
         count = layers_on(card.name, needed, wanted, free)

@@ -262,9 +262,45 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
     return multiply_add(builder, builder.sitofp(codes, f32x16.llvm), scale, minimum)
 
 
+@operation(f32x16, u8x16, types.int64, types.int64, f32x16, f32x16)
+def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
+    """Compute scale * code + minimum, rounded once, of codes whose fifth bits are the lowest 16 of an integer."""
+    codes = builder.zext(codes, i32x16.llvm)
+    codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
+    codes = builder.and_(codes, constant_like(codes, 15))
+    lanes = ir.Constant(i32x16.llvm, [1 << lane for lane in range(16)])
+    mine = builder.and_(splat_value(builder, i32x16.llvm, builder.trunc(fifth, I32)), lanes)
+    sixteen = builder.select(builder.icmp_signed("==", mine, lanes), constant_like(codes, 16), constant_like(codes, 0))
+    return multiply_add(builder, builder.sitofp(builder.or_(codes, sixteen), f32x16.llvm), scale, minimum)
+
+
+@operation(types.int64, i32x16)
+def fifth_bits_i32x16(builder, codes):
+    """Return the fifth bit of each code, lane 0's as the lowest."""
+    sixteen = constant_like(codes, 16)
+    lanes = ir.Constant(i32x16.llvm, [1 << lane for lane in range(16)])
+    is_set = builder.icmp_signed("==", builder.and_(codes, sixteen), sixteen)
+    bits = builder.select(is_set, lanes, ir.Constant(i32x16.llvm, None))
+    return builder.zext(llvm_call(builder, "llvm.vector.reduce.or.v16i32", I32, [bits]), I64)
+
+
+def make_staircase(first, edges, steps):
+    """Return an intrinsic: `first`, and the step of each edge that a lane reaches; `first` for NaN."""
+
+    def climb(builder, x):
+        zero, result = constant_like(x, 0.0), constant_like(x, float(first))
+        for edge, step in zip(edges, steps, strict=True):
+            is_reached = builder.fcmp_ordered(">=", x, constant_like(x, float(edge)))
+            result = builder.fadd(result, builder.select(is_reached, constant_like(x, float(step)), zero))
+        return result
+
+    return operation(f32x16, f32x16)(climb)
+
+
 @operation(None, types.int64, i32x16, i32x16)
 def store_nibbles(builder, address, low, high):
     """Store 16 bytes, each with four bits of one lane and, above them, four of the other."""
+    low = builder.and_(low, constant_like(low, 15))
     both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
     store_value(builder, address, builder.trunc(both, u8x16.llvm))
 

@@ -4,13 +4,14 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels.machine import this_lane
-from localllm.kernels.simd.half import widen_half
+from localllm.kernels.simd.half import constant_like, widen_half
 from localllm.kernels.simd.memory import load_value, store_value
 from localllm.kernels.simd.vectors import (
     I8,
     I16,
     I32,
     I64,
+    SHUFFLE_16_BYTES,
     SHUFFLE_BYTES,
     as_tuple,
     call_in_parts,
@@ -348,13 +349,15 @@ def skip_lanes(builder, value, count, other):
 
 def lookup_bytes(builder, table, codes):
     """Look up table[code] for vectors of bytes, codes 0 to 15."""
-    if widest(SHUFFLE_BYTES):
-        tables = ir.Constant(u8x64.llvm, table * 4)
-        return call_in_parts(builder, widest(SHUFFLE_BYTES), u8x64.llvm, [tables, codes])
-    result = ir.Constant(u8x64.llvm, [table[0]] * 64)
+    lanes = codes.type.count
+    variant = widest(SHUFFLE_BYTES if lanes == 64 else SHUFFLE_16_BYTES)
+    if variant:
+        tables = ir.Constant(codes.type, table * (lanes // 16))
+        return call_in_parts(builder, variant, codes.type, [tables, codes])
+    result = ir.Constant(codes.type, [table[0]] * lanes)
     for code, value in enumerate(table[1:], 1):
-        found = builder.icmp_unsigned("==", codes, ir.Constant(u8x64.llvm, [code] * 64))
-        result = builder.select(found, ir.Constant(u8x64.llvm, [value] * 64), result)
+        found = builder.icmp_unsigned("==", codes, constant_like(codes, code))
+        result = builder.select(found, constant_like(codes, value), result)
     return result
 
 
@@ -372,3 +375,14 @@ def as_bytes(builder, value):
 def make_lookup(*table):
     """Return an intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
     return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))
+
+
+def make_nibble_values(values):
+    """Return an intrinsic (codes, bit) -> as floats what the four-bit codes from bit `bit` of each byte name."""
+
+    def named(builder, codes, bit):
+        codes = builder.lshr(codes, splat_value(builder, u8x16.llvm, builder.trunc(bit, I8)))
+        codes = builder.and_(codes, constant_like(codes, 15))
+        return builder.sitofp(lookup_bytes(builder, [*values], codes), f32x16.llvm)
+
+    return operation(f32x16, u8x16, types.int64)(named)

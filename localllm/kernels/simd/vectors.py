@@ -85,6 +85,7 @@ SHUFFLE_BYTES = [
     ("ssse3", 4, "llvm.x86.ssse3.pshuf.b.128"),
     ("neon", 4, "llvm.aarch64.neon.tbl1.v16i8"),
 ]
+SHUFFLE_16_BYTES = [(feature, 1, name) for feature, parts, name in SHUFFLE_BYTES if parts == 4]
 MIXED_DOT = "i8mm", 4, "llvm.aarch64.neon.usdot.v4i32.v16i8"
 SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 

@@ -193,9 +193,9 @@ def test_a_card_is_found(monkeypatch):
     one.free_bytes = lambda: MARGIN + 100
     monkeypatch.setattr(devices, "open_card", lambda number: asked.append(number) or one)
 
-    def place_layers(device, layers="auto", buffers=lambda states, kv_type: 30):
-        file = SimpleNamespace(tensors={})
-        return devices.place_layers(EngineOptions(backend=device, gpu_layers=layers), file, [], 2, 64, buffers)
+    def place_layers(device, layers="auto", buffers=lambda states, kv_type: 30, kv_type="f16"):
+        file, options = SimpleNamespace(tensors={}), EngineOptions(backend=device, gpu_layers=layers, kv_type=kv_type)
+        return devices.place_layers(options, file, [], 2, 64, buffers)
 
     assert place_layers("cuda", 0) == GpuPlacement(None, 0) and asked == []
     for device, number in (("cuda", 0), ("cuda:12", 12), ("auto", 0)):
@@ -208,6 +208,10 @@ def test_a_card_is_found(monkeypatch):
         with pytest.raises(MemoryLimitError):
             place_layers(device, layers, lambda *given: 101)
     assert closed == [1] * 4
+    told = "no KV cache of type bf16 on GPUs: use f16, f32, q8_0, q4_1, q4_0, or --device cpu"
+    assert place_layers("auto", kv_type="v=bf16").warning == f"the CPU computes: {told}"
+    with pytest.raises(UnsupportedError, match=told):
+        place_layers("cuda", kv_type="bf16")
 
     def missing(number):
         raise NoCardError("there is none")

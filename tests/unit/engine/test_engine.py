@@ -155,7 +155,18 @@ def test_cpu_agrees_with_reference(opened):
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "error"), [("f16", 1e-6), ("q8_0", 1e-3), ("q4_0", 0.1), ("q4_1", 0.1), ("k=q8_0,v=q4_1", 0.1)]
+    ("kv_type", "error"),
+    [
+        ("f16", 1e-6),
+        ("q8_0", 1e-3),
+        ("q4_0", 0.1),
+        ("q4_1", 0.1),
+        ("k=q8_0,v=q4_1", 0.1),
+        ("bf16", 1e-4),
+        ("q5_0", 0.05),
+        ("q5_1", 0.05),
+        ("iq4_nl", 0.1),
+    ],
 )
 def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
     cpu, reference = opened(kv_type=kv_type), opened(kv_type=kv_type, backend="reference")

@@ -100,6 +100,11 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
             == ["f16", "q8_0", "q4_0"]
             == list(dict.fromkeys(row["kv_type"] for row in facts["rows"]))
         )
+        least, most = (
+            [row["cache_bytes"] for row in describe_file(file, told.append, 64, 0, kinds)["rows"]]
+            for kinds in (("iq4_nl",), ("k=q5_1,v=bf16",))
+        )
+        assert least[0] * (24 / 32 + 2) == most[0] * 2 * 18 / 32
         assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
         alone = describe_file(file, told.append, 16)
         assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
@@ -142,7 +147,10 @@ def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "describe_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
     hears = told.append
     assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
-    assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7) and told[1][2:] == (None, 7)
+    assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7, fit.TYPES)
+    assert told[1][2:] == (None, 7, fit.TYPES)
+    fit.fit("name", kv_type="k=q5_1,v=iq4_nl")
+    assert told[2][4] == ("k=q5_1,v=iq4_nl",)
     assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
 
 
@@ -168,4 +176,4 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "describe_file", lambda *given: told.append(given) or {"rows": []})
     found = fit.fit("name", heard.append, 9)
     assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
-    assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7)
+    assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7, fit.TYPES)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from simulated import launch
 
+from localllm.arch.kv_cache_types import ON_GPU
 from localllm.engine.cuda.attention import FewTokenAttention
 from localllm.kernels.arguments import PAGE, SEQUENCE
 
@@ -244,3 +245,11 @@ def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
         blocks = kv_heads * few.bundles * (tokens if tokens > 8 else 1)
         assert 264 <= few.parts(tokens, kv_heads) * blocks < 264 + blocks
     assert few.parts(8, kv_heads) == few.parts(1, kv_heads) >= few.parts(9, kv_heads)
+
+
+def test_the_types_that_gpus_have():
+    """The list is read before any kernel is imported."""
+    from localllm.kernels.cuda.attention import cache_formats, cache_loads
+
+    assert {name.lower() for name in cache_formats.STORAGE} == set(ON_GPU)
+    assert cache_formats.STORAGE.keys() == cache_loads.LOADS.keys()

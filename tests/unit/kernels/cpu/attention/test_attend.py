@@ -1,5 +1,6 @@
 """Attention over pages, and the KV cache's storage, against plain NumPy twins."""
 
+from functools import partial
 from typing import NamedTuple
 
 import gguf
@@ -28,9 +29,10 @@ from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache_formats
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
+from localllm.quant.layouts import IQ4_VALUES
 
-NAMES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
-BLOCKS = ["Q8_0", "Q4_0", "Q4_1"]
+NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL"]
+BLOCKS = NAMES[3:]
 MIXTURES = ["Q8_0-Q4_0", "F16-Q4_1"]
 pytestmark = pytest.mark.sampled("name", always=("F16",))
 
@@ -75,14 +77,16 @@ def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """Heads float32 [..., head dimension] as the cache has them: bytes [..., bytes per token]."""
     block = 32 if name in BLOCKS else 16
     more = np.zeros((*x.shape[:-1], -x.shape[-1] % block), np.float32)
-    if name == "Q4_1" and more.size:
+    if name in ("Q4_1", "Q5_1") and more.size:
         more += x[..., x.shape[-1] // 32 * 32, None]  # which leaves the range as it is
     x = np.concatenate((x, more), axis=-1)
+    if name == "BF16":
+        return gguf.quantize(x, gguf.GGMLQuantizationType.BF16).view(np.uint8)
     if name not in BLOCKS:
         return x.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
     *places, columns = x.shape
     blocks = x.reshape(*places, columns // 32, 32)
-    header, codes = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1}[name](blocks)
+    header, codes = MAKE[name](blocks)
     return np.concatenate([header.astype(np.float16).view(np.uint8), codes], axis=-1).reshape(*places, -1)
 
 
@@ -92,20 +96,31 @@ def q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8).view(np.uint8)
 
 
-def q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and codes: the first 16 in the low halves of bytes, the others in the high ones."""
+def symmetric(blocks: np.ndarray, centre: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and codes of Q4_0 or Q5_0."""
     size = np.abs(blocks).max(axis=-1, keepdims=True)
     sign = np.where(blocks.max(axis=-1, keepdims=True) == size, np.float32(-1), np.float32(1))
-    scales, inverse = scaled(size / np.float32(8))
-    return sign * scales, halves(np.rint(blocks * sign * inverse) + 8)
+    scales, inverse = scaled(size / np.float32(centre))
+    return sign * scales, halves(np.rint(blocks * sign * inverse) + centre, 2 * centre - 1)
 
 
-def q4_1(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minimums, and codes in the same order."""
+def with_minimum(blocks: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and minimums of Q4_1 or Q5_1, and codes in the same order."""
     least = blocks.min(axis=-1, keepdims=True)
-    scales, inverse = scaled((blocks.max(axis=-1, keepdims=True) - least) / np.float32(15))
+    scales, inverse = scaled((blocks.max(axis=-1, keepdims=True) - least) / np.float32(top))
     least = least.astype(np.float16).astype(np.float32)
-    return np.concatenate([scales, least], axis=-1), halves(np.rint((blocks - least) * inverse))
+    return np.concatenate([scales, least], axis=-1), halves(np.rint((blocks - least) * inverse), top)
+
+
+def iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales of the least squares of numbers weighted by their squares, and the codes of the nearest values."""
+    values, x = np.float32(IQ4_VALUES), blocks.astype(np.float64)
+    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    first = np.where(top == size, -size, size) / 127 + (size == 0)
+    codes = np.abs((x / first)[..., None] - values).argmin(axis=-1)
+    squares = (x**2 * values[codes] ** 2).sum(axis=-1, keepdims=True)
+    scales = (x**3 * values[codes]).sum(axis=-1, keepdims=True) / (squares + (size == 0))
+    return scales, halves(codes, 15)
 
 
 def scaled(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,10 +129,18 @@ def scaled(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, np.float32(1) / np.maximum(scales, np.float32(2**-24))
 
 
-def halves(codes: np.ndarray) -> np.ndarray:
-    """Codes [..., 32] as bytes [..., 16]."""
-    low, high = np.split(np.clip(codes, 0, 15).astype(np.uint8), 2, axis=-1)
-    return low | high << 4
+def halves(codes: np.ndarray, top: int) -> np.ndarray:
+    """Codes [..., 32] as bytes [..., 16], the first 16 in the low halves; before them 4 of fifth bits, if there are."""
+    codes = np.clip(codes, 0, top).astype(np.uint8)
+    low, high = np.split(codes & 15, 2, axis=-1)
+    fifth = np.packbits(codes >> 4, axis=-1, bitorder="little")
+    return np.concatenate([*([fifth] if top > 15 else []), low | high << 4], axis=-1)
+
+
+MAKE = {
+    "Q8_0": q8_0, "Q4_0": partial(symmetric, centre=8), "Q5_0": partial(symmetric, centre=16), "IQ4_NL": iq4_nl,
+    "Q4_1": partial(with_minimum, top=15), "Q5_1": partial(with_minimum, top=31),
+}  # fmt: skip
 
 
 def decoded(name: str, data: np.ndarray, head_dim: int) -> np.ndarray:
@@ -221,7 +244,8 @@ def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
     head_dim, x = 80, normal(40, 80)
     for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
         x[token, 7 * token] = x[8 + token, 79] = value
-    limits = {"F32": np.inf, "F16": 65520, "Q8_0": 65520 * 127, "Q4_0": 65520 * 8, "Q4_1": 65520}
+    limits = {"F16": 65520, "Q8_0": 65520 * 127, "Q4_0": 65520 * 8, "Q5_0": 65520 * 16, "IQ4_NL": 65520 * 127}
+    limits |= {"F32": np.inf, "BF16": np.inf, "Q4_1": 65520, "Q5_1": 65520}
     limit, block = limits[name], 32 if name in BLOCKS else 1
     lost = np.pad(~(np.abs(x) < limit), [(0, 0), (0, 16)]).reshape(40, -1, block).any(axis=-1)
     header, source = Header([40], [40]), padded(x)
@@ -240,9 +264,11 @@ def test_blocks_are_as_near_as_their_bits_allow(name):
     x = normal(1000, 64)
     blocks = x.reshape(1000, 2, 32)
     size, span = np.abs(blocks).max(axis=-1), blocks.max(axis=-1) - blocks.min(axis=-1)
-    steps = {"Q8_0": size / 127, "Q4_0": size / 8, "Q4_1": span / 15}[name]
-    far = {"Q8_0": 0.57, "Q4_0": 1.01, "Q4_1": 0.51}[name]  # half, and the rounded scale; Q4_0 has 7 codes on one side
-    assert (np.abs(decoded(name, encoded(name, x), 64) - x) <= far * np.repeat(steps, 32, axis=-1)).all()
+    steps = {"Q8_0": size / 127, "Q4_0": size / 8, "Q5_0": size / 16, "Q4_1": span / 15, "Q5_1": span / 31}
+    steps["IQ4_NL"] = size * 14 / 127  # from the last value but one to 127
+    # Half, and the rounded scale; Q4_0 and Q5_0 have a code less on one side, where the scale is off by most.
+    far = {"Q8_0": 0.57, "Q4_0": 1.01, "Q5_0": 1.01, "Q4_1": 0.51, "Q5_1": 0.52, "IQ4_NL": 1.1}[name]
+    assert (np.abs(decoded(name, encoded(name, x), 64) - x) <= far * np.repeat(steps[name], 32, axis=-1)).all()
 
 
 @pytest.mark.parametrize("name", BLOCKS)
