@@ -17,6 +17,11 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.quant.cache import cache_folder
 from localllm.system import cpu
 
+# The features by which sources choose what a kernel is made of; LLVM decides about all others. Of a CPU with AVX-512
+# nobody asks whether it has AVX-VNNI, too.
+CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
+CHOSEN_BY |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -29,6 +34,12 @@ class Lane:
     def features(self) -> frozenset[str]:
         """The names of the features that it has."""
         return frozenset(item[1:] for item in self.feature_string.split(",") if item.startswith("+"))
+
+    @property
+    def choices(self) -> frozenset[str]:
+        """The features that decide which kernels it has: those of two lanes with the same ones do the same."""
+        superseded = {"avxvnni"} if {"avx512vnni", "avx512bw"} <= self.features else set[str]()
+        return (self.features & CHOSEN_BY) - superseded
 
     @property
     def has_512_bits(self) -> bool:

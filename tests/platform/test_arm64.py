@@ -7,17 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT, SUPPORT
+from project import ROOT
 
 from localllm.engine.memory.cache import Reserved
-from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
-from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu import SUB_BLOCK
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES
 from localllm.system import cpu, memory
 from localllm.system.cpu import arm_features
 from localllm.system.memory import available_memory
+from scripts.tools.wheels import kernels_by_part
 
-LINUX, MACOS = "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0.0"
+LINUX, MACOS = "linux-aarch64", "macos-arm64"
 APPLE_M1, APPLE_M4 = ("apple-m1", "+neon,+dotprod"), ("apple-m4", "+neon,+dotprod,+i8mm")
 A72, V1 = ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
 BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
@@ -25,10 +25,10 @@ BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
 MAY_CALL = {"exp", "expf", "log", "logf", "log1pf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
 
 
-def assembly(triple: str, cpu: tuple[str, str], *kernels: str) -> str:
+def assembly(system: str, cpu: tuple[str, str], *kernels: str) -> str:
     """What the kernels become for that CPU."""
     environment = os.environ | {"NUMBA_CPU_NAME": cpu[0], "NUMBA_CPU_FEATURES": cpu[1], "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, str(SUPPORT / "cross_assembly.py"), triple, *kernels]
+    program = [sys.executable, "-m", "scripts.tools.cross_compile", system, "--assembly", *kernels]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -47,30 +47,17 @@ def called(text: str) -> set[str]:
 
 @pytest.mark.sampled(every=6)  # to compile it takes five seconds
 @pytest.mark.parametrize(
-    ("triple", "cpu", "products"),
+    ("system", "cpu", "products"),
     [
         (LINUX, V1, {"usdot", "usmmla", "smmla"}),
         pytest.param(MACOS, APPLE_M1, {"sdot"}, marks=pytest.mark.slow),
         pytest.param(MACOS, APPLE_M4, {"usdot", "usmmla", "smmla"}, marks=pytest.mark.slow),
     ],
 )
-def test_products_of_bytes(triple, cpu, products):
-    text = assembly(triple, cpu, *(f"{piece}-TQ2_0" for piece in PIECES))
+def test_products_of_bytes(system, cpu, products):
+    text = assembly(system, cpu, *(f"{piece}-TQ2_0" for piece in PIECES))
     assert instructions(text) & BYTE_PRODUCTS == products
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
-
-
-def kernels_by_part() -> dict[str, list[str]]:
-    """All kernels but those of tiles, which only some Intel CPUs have: those of a format together, and others."""
-    parts = {name: [*(f"{piece}-{name}" for piece in PIECES), f"embed-{name}"] for name in SUB_BLOCK}
-    parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
-    kinds = {name for name, module in MODULES.items() if not module.startswith("amx")}
-    by_format = {*PIECES, "linear_float", "embed"}
-    by_storage = {"attend", "store", "recall", "choose", "choose_blocks"}
-    by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
-    parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}
-    parts["recurrent"] = [f"{name}-{rule}" for name, rules in by_rule.items() for rule in rules]
-    return parts | {"others": sorted(kinds - by_format - by_storage - {*by_rule})}
 
 
 PARTS = kernels_by_part()

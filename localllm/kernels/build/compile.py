@@ -26,15 +26,16 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 """
 
 
-def object_code(name: str) -> bytes:
-    """Make the kernel as an object file for the target CPU, with one visible symbol."""
-    module, machine = linked(name)
+def object_code(name: str, triple: str | None = None) -> bytes:
+    """Make the kernel as an object file for the target CPU, with one visible symbol. triple: as of `linked`."""
+    module, machine = linked(name, triple)
     return machine.emit_object(module)
 
 
-def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Make the kernel with its entry as LLVM IR, and what makes machine code of it.
 
+    triple: another system than this one, as LLVM names it, with a CPU of the same kind.
     Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
     has the plain C signature that the tape calls.
     """
@@ -44,7 +45,7 @@ def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     numba_name = compiled.fndesc.llvm_func_name
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
-    module.triple = object_triple(module.triple)
+    module.triple = triple or object_triple(module.triple)
     target = llvm.Target.from_triple(module.triple)
     machine = target.create_target_machine(
         cpu=this_lane().cpu, features=this_lane().feature_string, opt=3, reloc="pic", codemodel="small"

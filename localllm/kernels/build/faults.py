@@ -19,7 +19,7 @@ from localllm.system.cpu import object_triple
 from localllm.system.processes import BAD_PAGE_HANDLER, on_bad_page
 
 SIZE = 1 << 13  # bytes for the line
-HANDLER = f"""
+DATA = f"""
 @length = global i64 0
 @message = global [{SIZE} x i8] zeroinitializer
 
@@ -30,7 +30,7 @@ define ptr @place_of_length() {{
 define ptr @place_of_message() {{
   ret ptr @message
 }}
-""" + BAD_PAGE_HANDLER.replace("%EXIT_CODE%", str(ModelError.exit_code))
+"""
 _kept: list[MachineCode] = []  # the handler lives as long as the process
 
 
@@ -53,17 +53,35 @@ def end_on_bus_error(path: str) -> None:
 
 def handler() -> bytes:
     """Return an object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
-    path = object_file(f"handle_bus_error_{zlib.crc32(HANDLER.encode()):08x}")
+    source = handler_source(BAD_PAGE_HANDLER)
+    path = object_file(handler_name(source))
     if code := read_checksummed(path):
         return code
+    from localllm.kernels.build.shipped import shipped_objects  # needed once per computer
+
+    code = shipped_objects([path.stem]).get(path.stem) or compile_handler(source)
+    with suppress(OSError):  # of which the kernels warn
+        write_checksummed(path, code)
+    return code
+
+
+def handler_source(functions: str) -> str:
+    """Return the handler in LLVM's IR; functions: those of a system, see `localllm.system.processes`."""
+    return DATA + functions.replace("%EXIT_CODE%", str(ModelError.exit_code))
+
+
+def handler_name(source: str) -> str:
+    """Return the name of its object file."""
+    return f"handle_bus_error_{zlib.crc32(source.encode()):08x}"
+
+
+def compile_handler(source: str, triple: str | None = None) -> bytes:
+    """Make the handler's object file; triple: another system than this one, as LLVM names it."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(object_triple(llvm.get_default_triple())).create_target_machine(
+    machine = llvm.Target.from_triple(triple or object_triple(llvm.get_default_triple())).create_target_machine(
         reloc="pic", codemodel="small"
     )
-    code = machine.emit_object(llvm.parse_assembly(HANDLER))
-    with suppress(OSError):  # of which the kernels warn
-        write_checksummed(path, code)
-    return code
+    return machine.emit_object(llvm.parse_assembly(source))

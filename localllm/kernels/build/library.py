@@ -1,8 +1,9 @@
 """Machine code of the CPU kernels: compiled once per computer, then loaded without Numba.
 
 Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU, which goes to the user's cache folder
-(see objects.py). Later starts load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There
-is one object file per kernel, so that a model compiles only what its formats need.
+(see objects.py). A platform wheel carries object files that are copied there instead (see shipped.py). Later starts
+load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There is one object file per kernel,
+so that a model compiles only what its formats need.
 
 A start that has to compile something continues with kernels that it may need later, after its answer. If it ends before
 they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one continues.
@@ -62,9 +63,20 @@ class Library:
             return
         objects = {name: code for name in names if (code := read_checksummed(object_file(name, self._lane)))}
         if missing := [name for name in names if name not in objects]:
+            objects |= self._shipped(missing)
+        if missing := [name for name in missing if name not in objects]:
             objects |= self._compiled(missing, progress or (lambda done, total: None))
         self._codes.append(MachineCode(objects.values(), map(symbol, names)))
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
+
+    def _shipped(self, names: list[str]) -> dict[str, bytes]:
+        """Return the object files that came with the installed wheel, which are cached if that is possible."""
+        from localllm.kernels.build.shipped import shipped_objects  # needed once per kernel
+
+        objects = shipped_objects(names, self._lane)
+        for name, code in objects.items():
+            self._keep(name, code)
+        return objects
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
         """Compile kernels to object files, which are cached if that is possible."""
@@ -82,9 +94,11 @@ class Library:
     def _compile(self, names: list[str]) -> "Compilers":
         """Return a generator that compiles these kernels, and then those for later."""
         from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
+        from localllm.kernels.build.shipped import shipped_names
 
+        present = {*names, *shipped_names(self._lane)}
         absent = [
-            name for name in self._later if name not in names and not os.path.exists(object_file(name, self._lane))
+            name for name in self._later if name not in present and not os.path.exists(object_file(name, self._lane))
         ]
         return Compilers([*names, *absent], self._keep, lane=self._lane)
 

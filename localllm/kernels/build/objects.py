@@ -33,7 +33,7 @@ SOURCES = (
     "machine.py",
     "verbs.py",
 )  # in localllm.kernels
-FOLDER_NAME = re.compile("[0-9a-f]{20}")
+FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # the second part: what scripts/wheels compiled for a system
 DAY = 24 * 3600  # seconds
 UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
 

@@ -1,0 +1,78 @@
+"""Object files that a platform wheel carries, so that the first start compiles nothing.
+
+They lie in localllm/data/kernels, where `scripts/wheels` puts them: a zip archive for each lane, and lanes.json, which
+tells the CPU and the features that each archive was made for, its SHA-256, and the hash of the sources of all. An
+archive serves every CPU that has these features and for which the same kernels are chosen: tuned for Haswell or for
+Zen 3, the code for AVX2 is equally fast on a Zen 3. Kernels that are missing, and lanes without an archive, are
+compiled as without such a wheel.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+from localllm.kernels.build.objects import SOURCES, add_sources
+from localllm.kernels.machine import Lane, this_lane
+
+FOLDER = Path(__file__).parents[2] / "data" / "kernels"
+
+
+class Archive(TypedDict):
+    """What lanes.json says of an archive."""
+
+    cpu: str
+    features: str  # as LLVM writes them: +avx2,+fma
+    sha256: str
+
+
+def source_hash() -> str:
+    """Hash the sources of all kernels, as lanes.json has it."""
+    key = hashlib.sha256()
+    add_sources(key, SOURCES)
+    return key.hexdigest()
+
+
+def serves(made_for: Lane, lane: Lane) -> bool:
+    """Return whether kernels for one lane are those that another one needs, and can run there."""
+    return made_for.choices == lane.choices and made_for.features <= lane.features
+
+
+@cache
+def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
+    """Return the archive for a lane. None if there is none, if it is damaged, or if its sources are not these."""
+    try:
+        told = json.loads((folder / "lanes.json").read_bytes())
+        if told["sources"] != source_hash():
+            return None
+        rows: dict[str, Archive] = told["archives"]
+        for name, row in rows.items():
+            if serves(Lane(row["cpu"], row["features"]), lane):
+                path = folder / name
+                return path if hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None
+
+
+def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
+    """Return the object files of those kernels that an archive has for a lane, this computer's by default."""
+    if (path := archive_of(lane or this_lane(), folder)) is None:
+        return {}
+    from zipfile import ZipFile  # seldom needed
+
+    with ZipFile(path) as archive:
+        there = set(archive.namelist())
+        return {name: archive.read(f"{name}.o") for name in names if f"{name}.o" in there}
+
+
+def shipped_names(lane: Lane | None = None, folder: Path = FOLDER) -> frozenset[str]:
+    """Return the names of the kernels that an archive has for a lane, this computer's by default."""
+    if (path := archive_of(lane or this_lane(), folder)) is None:
+        return frozenset()
+    from zipfile import ZipFile  # seldom needed
+
+    with ZipFile(path) as archive:
+        return frozenset(name.removesuffix(".o") for name in archive.namelist())

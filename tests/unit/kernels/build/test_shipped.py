@@ -1,0 +1,125 @@
+"""Object files that a wheel carries: who gets them, and that a start with them compiles nothing."""
+
+import ast
+import hashlib
+import json
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+from project import ROOT
+
+from localllm.files.cache.checksummed_cache import read_checksummed
+from localllm.kernels.build import compilers, library, objects, shipped
+from localllm.kernels.build.library import Library
+from localllm.kernels.build.objects import object_file, symbol
+from localllm.kernels.build.shipped import archive_of, serves, shipped_names, shipped_objects, source_hash
+from localllm.kernels.machine import CHOSEN_BY, Lane
+from scripts.tools.platform_wheel import PlatformWheel
+from scripts.tools.wheels import APPLE, ARM, SYSTEMS, X86, kernels_of, write_archive
+
+LANE = Lane("haswell", "+avx2,+f16c,+fma,+ssse3,-avx512f")
+NEWER = Lane("znver3", "+avx2,+f16c,+fma,+ssse3,+sha,-avx512f")
+
+
+def write(folder: Path, objects: dict[str, bytes], lane: Lane = LANE, **changes: str) -> Path:
+    """Write an archive and its description, as scripts/wheels does."""
+    write_archive(folder / "one.zip", objects)
+    digest = hashlib.sha256((folder / "one.zip").read_bytes()).hexdigest()
+    row = {"cpu": lane.cpu, "features": lane.feature_string, "sha256": digest} | changes
+    told = {"sources": source_hash(), "archives": {"one.zip": row}}
+    (folder / "lanes.json").write_text(json.dumps(told))
+    archive_of.cache_clear()
+    return folder
+
+
+def test_shipped_objects_of_a_lane_with_more_features_are_those_that_are_there(tmp_path: Path):
+    folder = write(tmp_path, {"add": b"1", "scale": b"22"})
+    assert shipped_objects(["scale", "rope"], NEWER, folder) == {"scale": b"22"}
+    assert shipped_names(NEWER, folder) == {"add", "scale"}
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        Lane("sandybridge", "+ssse3,+avx"),
+        Lane("alderlake", f"{NEWER.feature_string},+avxvnni"),
+        Lane("icelake-server", f"{LANE.feature_string.replace('-avx512f', '+avx512f')}"),
+    ],
+    ids=lambda lane: lane.cpu,
+)
+def test_shipped_objects_of_a_lane_with_other_kernels_are_none(tmp_path: Path, lane: Lane):
+    folder = write(tmp_path, {"add": b"1"})
+    assert shipped_objects(["add"], lane, folder) == {} and not shipped_names(lane, folder)
+
+
+@pytest.mark.parametrize("damage", ["archive", "description", "sources", "nothing"])
+def test_shipped_objects_that_are_damaged_or_from_other_sources_are_none(tmp_path: Path, damage: str):
+    folder = write(tmp_path, {"add": b"1"})
+    told = folder / "lanes.json"
+    if damage == "archive":
+        (folder / "one.zip").write_bytes((folder / "one.zip").read_bytes()[:-1])
+    elif damage == "description":
+        told.write_text(told.read_text()[:-2])
+    elif damage == "sources":
+        told.write_text(told.read_text().replace(source_hash(), "0" * 64))
+    else:
+        told.unlink()
+    archive_of.cache_clear()
+    assert shipped_objects(["add"], LANE, folder) == {}
+
+
+def test_library_with_shipped_objects_compiles_nothing_and_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Library(["add", "run"]).close()
+    code = {name: read_checksummed(object_file(name)) or b"" for name in ("add", "run")}
+    monkeypatch.setattr(shipped, "archive_of", lambda lane, folder=None: tmp_path / "one.zip")
+    write_archive(tmp_path / "one.zip", code)
+    new = tmp_path / "kernels" / ("0" * 20)
+    for module in (objects, library):
+        monkeypatch.setattr(module, "object_folder", lambda of=None: new)
+    monkeypatch.setattr(compilers, "Compilers", None)  # nobody may call it
+    loaded = Library(["add"], later=["run"])
+    assert loaded.addresses["add"] and loaded.warning is None
+    assert read_checksummed(new / "add.o") == code["add"] and not (new / "run.o").exists()
+    assert symbol("add") in code["add"].decode("latin1")
+
+
+def test_choices_have_every_feature_that_a_source_asks_for():
+    """A literal that is the name of a feature, anywhere in the kernels' sources, decides what they are made of."""
+    known = {*llvm.get_host_cpu_features(), *["neon", "dotprod", "i8mm"]} | CHOSEN_BY
+    asked = set()
+    for path in (ROOT / "localllm" / "kernels").rglob("*.py"):
+        if "cuda" not in path.parts and "build" not in path.parts and path.name != "machine.py":
+            asked |= {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    assert {word for word in asked if isinstance(word, str) and word in known} <= CHOSEN_BY
+
+
+def test_archives_serve_different_lanes():
+    for lanes in (X86, ARM, APPLE):
+        served = [[serves(one, other) for other in lanes.values()] for one in lanes.values()]
+        assert [row.count(True) for row in served] == [1] * len(lanes)
+    zen_5 = Lane("znver5", f"{X86['avx512-bf16'].feature_string},+avxvnni")
+    assert serves(X86["avx512-bf16"], zen_5) and not serves(X86["avx-vnni"], zen_5)
+
+
+def test_kernels_of_a_lane_are_named_once():
+    for _, lanes in SYSTEMS.values():
+        for lane in lanes.values():
+            names = kernels_of(lane)
+            assert len(names) == len(set(names)) > 200
+            assert any("tiles" in name for name in names) == lane.has_tiles
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_platform_wheel_has_what_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str):
+    (tmp_path / "avx2.zip").touch()
+    data = {"force_include": {}, "tag": None, "pure_python": True}
+    PlatformWheel.initialize(None, version, data)
+    assert data == {"force_include": {}, "tag": None, "pure_python": True}
+    monkeypatch.setenv("LOCALLLM_WHEEL_KERNELS", str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_WHEEL_TAG", "py3-none-win_amd64")
+    PlatformWheel.initialize(None, version, data)
+    assert data["pure_python"] == (version == "editable")
+    if version == "standard":
+        assert data["tag"] == "py3-none-win_amd64"
+        assert data["force_include"] == {str(tmp_path / "avx2.zip"): "localllm/data/kernels/avx2.zip"}
