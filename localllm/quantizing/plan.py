@@ -145,8 +145,11 @@ class QuantizePlan:
         return split_paths(path, len(self.files))
 
 
-def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
-    """Decide what every tensor becomes. Raises ModelError, UsageError."""
+def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | None = None) -> QuantizePlan:
+    """Decide what every tensor becomes.
+
+    guard: of an earlier plan for the same source, which was read since. Raises ModelError, UsageError.
+    """
     imatrix = load_importance(request)
     overridden = ChainMap(plain_values(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
     facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
@@ -170,7 +173,7 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
         source,
         [*zip(split_metadata(metadata, [len(part) for part in jobs], order), jobs, strict=True)],
         [*source.warnings, *idle, *plan_warnings(flat, request), *oversized(sizes, request.split)],
-        SourceGuard(source.files),
+        guard or SourceGuard(source.files),
     )
 
 

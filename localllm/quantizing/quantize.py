@@ -239,7 +239,7 @@ def write_calibrated(
     calibration = Calibration(plan, request.texts or ())
     with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
         source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, done)
-        plan = calibration.with_metadata(make_plan(source, request))
+        plan = calibration.with_metadata(make_plan(source, request, plan.guard))
         calibration = calibration.for_plan(plan)
         total = sum(prod(job.tensor.shape) for job in calibration.encoded_jobs())
         calibration.run(

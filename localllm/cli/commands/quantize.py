@@ -154,7 +154,7 @@ def quantize(
         if not dry_run:
             require_consent(plan, target, asked(plan), before, is_named, force)
         source, request = plan_by_sensitivity(source, request, asked, formats_file, threads, force, spent)
-        plan = make_plan(source, request)
+        plan = make_plan(source, request, plan.guard)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     require_consent(plan, target, plan.nbytes, before, is_named, force)

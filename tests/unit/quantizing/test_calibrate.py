@@ -1,5 +1,6 @@
 """Quantizing with what matrices meet: error feedback, and calibration of a whole model."""
 
+import os
 import platform
 import re
 import subprocess
@@ -27,7 +28,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import trace_model
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.tensor_source import find_map
@@ -191,6 +192,7 @@ def test_without_inputs_there_are_no_moments():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="which keeps what was freed")
 def test_freed_activations_go_back_to_the_system():
     program = """
+import os
 import platform
 import re
 from pathlib import Path
@@ -352,6 +354,22 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
     assert out.read_bytes() == first
     assert len(measured) == 1  # what was folded away is known
     assert again[0] == encoded[-1] and len(again) + len(encoded) == 16 and not left.exists()
+
+
+@pytest.mark.sampled
+def test_a_source_that_changes_while_its_scales_are_measured(model: Path, text: Path, tmp_path: Path):
+    source, out, request = tmp_path / "m.gguf", tmp_path / "out.gguf", QuantizeRequest(RECIPES["Q4_0"])
+    source.write_bytes(model.read_bytes())
+    request = replace(request, texts=(str(text),))
+    plan = make_plan(open_source(str(source)), request)
+
+    def change(stage: str, done: int, total: int, name: str) -> None:
+        if stage == SCALES:
+            os.utime(source, ns=(1, 1))
+
+    with pytest.raises(ModelError, match=r"m\.gguf: this file changed while it was read"):
+        run(plan, str(out), request, 1, lambda done, name: None, on_stage=change)
+    assert not out.exists()
 
 
 def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
