@@ -255,6 +255,8 @@ LINEAR_PLAIN = arguments(
 UNPACK_MATRIX = arguments("weights row_bytes columns first rows y")
 # The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
 STREAM = arguments("memory size results")
+# Products in registers; memory: PEAK_BYTES for each part.
+PEAK = arguments("memory rounds")
 # On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
 HALVE = arguments("count x stride columns y y_stride scales")
 RESCALE = arguments("count y stride columns scales")
@@ -325,6 +327,8 @@ KERNELS: dict[str, Any] = {
     "add_squares": ADD_SQUARES,
     "add_expert_squares": ADD_EXPERT_SQUARES,
     "stream": STREAM,
+    "multiply_peak": PEAK,
+    "multiply_peak_tiles": PEAK,
     "to_planes": TO_PLANES,
     "quantize_planes": QUANTIZE_PLANES,
     "norm_quantize": NORM_QUANTIZE,

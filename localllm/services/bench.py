@@ -15,6 +15,7 @@ import numpy as np
 
 from localllm.api import Model, open_model
 from localllm.engine.cpu.bandwidth import read_bandwidth
+from localllm.engine.cpu.peak import peak_operations
 from localllm.engine.run import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
@@ -74,7 +75,8 @@ class Result:
     """The measurement of one test.
 
     bandwidth: mean bytes per second that the same number of threads reads from memory, or of a GPU's memory; None if
-    the test is not bound by memory.  peak: a GPU's operations per second.
+    the test is not bound by memory.  peak: operations per second of a GPU's tensor cores, or of the instructions by
+    which this CPU's lane multiplies prompts, in as many threads.
     """
 
     test: Test
@@ -116,7 +118,7 @@ class Result:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Fraction of a GPU's tensor core peak that prefill uses."""
+        """Fraction of the peak that prefill uses."""
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
     def facts(self) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class Course:
         """Run one test.
 
         The memory bandwidth is measured before every repetition: a virtual machine's share of it changes within
-        seconds.
+        seconds. The peak of arithmetic is measured once.
         """
 
         def tell(step: str) -> None:
@@ -156,14 +158,15 @@ class Course:
         tell("warming up")
         warm_up = Test(test.prompt, min(test.generated, 1), test.depth)
         self._seconds(warm_up)
-        speeds, bandwidths = [], []
+        speeds, bandwidths = list[float](), list[float]()
+        bandwidth, peak = self._limits or (None, None if test.generated else peak_operations(self._threads))
         for number in range(repetitions):
             tell(f"run {number + 1} of {repetitions}")
             if not test.prompt and not self._limits:
                 bandwidths.append(read_bandwidth(self._threads))
                 self._seconds(warm_up)  # the caches are full of what was just read
             speeds.append(test.tokens / self._seconds(test))
-        bandwidth, peak = self._limits or (mean(bandwidths) if bandwidths else None, None)
+        bandwidth = mean(bandwidths) if bandwidths else bandwidth
         return Result(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
 
     def _fill(self, depth: int, tell: OnStep) -> None:

@@ -93,9 +93,10 @@ def bench(
     """Measure how fast a model is, as llama-bench does.
 
     Each test runs once to warm up and then -r times; the table shows the mean and the standard deviation. For prefill
-    it also shows billions of operations per second, for generation the rate at which weights are read beside the
-    memory's bandwidth. An option with a list of values makes one test for each combination. For an embedding model,
-    the test is embedding texts of -p tokens, by default of 16, 64 and 512. Ctrl-C prints the results so far.
+    it also shows billions of operations per second and their share of what the instructions named above can do in
+    registers, for generation the rate at which weights are read beside the memory's bandwidth. An option with a list of
+    values makes one test for each combination. For an embedding model, the test is embedding texts of -p tokens, by
+    default of 16, 64 and 512. Ctrl-C prints the results so far.
 
     Examples:
       localllm bench model.gguf

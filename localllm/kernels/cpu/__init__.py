@@ -71,6 +71,11 @@ PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles from
 ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
+# Of what `bench` compares prefill with (peak_products.py): sums of 64 bytes that take turns, as many as registers hold;
+# memory of a part, for bytes and sums, or for tile registers; products of a round, of bytes and of tiles.
+PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
+PEAK_BYTES = 16384
+PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
 # Tokens from which on a product goes in tiles where there are any, by the format of the weights: where the times of
 # scripts/measure/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; quantized: 24 to 48, here one
 # number).
@@ -128,6 +133,8 @@ MODULES = {
     "experts_tiles_quantized": "amx.experts",
     "experts_tiles_float": "amx.experts",
     "stream": "memory_bandwidth",
+    "multiply_peak": "peak_products",
+    "multiply_peak_tiles": "peak_products",
     "add_squares": "elementwise.collect",
     "add_expert_squares": "elementwise.collect",
     "convolve": "recurrent.convolution",

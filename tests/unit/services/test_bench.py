@@ -26,14 +26,17 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.commands import bench as bench_command
 from localllm.cli.commands.bench import NARROW, Numbers, cells
-from localllm.engine.cpu import bandwidth
+from localllm.engine.cpu import bandwidth, peak
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.cpu.peak import peak_operations
 from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
+from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
 from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.simd import dot_bytes, dot_variant
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan
 from localllm.services.token_costs import MatrixCosts
@@ -97,6 +100,7 @@ def course(monkeypatch):
         monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
         speeds = count(10, 10)
         monkeypatch.setattr(bench, "read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
+        monkeypatch.setattr(bench, "peak_operations", lambda threads: threads * 3e9)
         return Course(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
 
     return prepare
@@ -144,7 +148,8 @@ def test_depths_are_filled_once_and_whenever_needed(course):
     ("test", "limits", "told"),
     [
         (Test(0, 2), (9e11, 7e13), (9e11, 7e13)), (Test(4, 0), (9e11, 7e13), (None, 7e13)),
-        (Test(4, 2), (9e11, None), (None, None)), (Test(0, 2), None, (10e9, None)), (Test(4, 0), None, (None, None)),
+        (Test(4, 2), (9e11, None), (None, None)), (Test(0, 2), None, (10e9, None)), (Test(4, 0), None, (None, 6e9)),
+        (Test(4, 2), None, (None, None)),
     ],
 )  # fmt: skip
 def test_what_a_card_can_do_is_known(course, test: Test, limits: tuple | None, told: tuple):
@@ -358,6 +363,33 @@ def test_the_memory_is_given_back():
     assert words() is None
 
 
+def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
+    """Seven rounds of bytes that are 1, which the sums begin with, too."""
+    monkeypatch.setattr(peak, "ROUNDS", 7)
+    seconds, memories = iter([4.0, 2.0, *[8.0] * 8]), []
+    made = peak.np.ones
+
+    def ones(*shape):
+        memories.append(made(*shape))
+        return memories[-1]
+
+    def timed(walkers):
+        taken = next(seconds)
+        if taken == 4.0:  # once, for sums of words are the bytes of the next pass
+            walkers.run()
+        return taken
+
+    monkeypatch.setattr(peak, "timed", timed)
+    monkeypatch.setattr(peak.np, "ones", ones)
+    monkeypatch.setattr(peak, "has_tiles", lambda: False)
+    assert peak_operations(2) == 2 * 8 * 7 * PEAK_PRODUCTS / 2
+    sums = memories[0].reshape(8, -1)[:, 128 : 128 + 64 * PEAK_CHAINS]
+    in_words = dot_variant() is dot_bytes  # two products each, otherwise four in a number of 32 bits
+    assert {*sums.view(np.int16 if in_words else np.int32).flat} == {0x0101 + 7 * 2 if in_words else 0x01010101 + 7 * 4}
+    monkeypatch.setattr(peak, "lane_name", lambda: "portable")
+    assert peak_operations(2) is None
+
+
 def test_the_best_pass_is_the_bandwidth(monkeypatch):
     class FakeReader:
         speeds = iter([3.0, 9.0, *[5.0] * 8])
@@ -439,12 +471,13 @@ def test_the_json_object(tiny: str):
         )
         assert (test["gops"] is not None) == ("tg" not in test["name"])
         assert (test["gb_per_s"] is not None) == (test["share"] is not None) == ("pp" not in test["name"])
+        assert ("share_of_peak" in test) == ("pp" in test["name"] and "tg" not in test["name"])
         shares += [test["gb_per_s"] / test["share"]] if test["share"] else []
     assert max(shares) == pytest.approx(machine["bandwidth_gbs"])
 
 
 NUMBER = r"\d+\.\d\d ± \d+\.\d\d"
-READING = rf"\| tiny \| pp16 \| 1 \| {NUMBER} \| \d+ GOPS \|  \|\n"
+READING = rf"\| tiny \| pp16 \| 1 \| {NUMBER} \| \d+ GOPS, \d+% \|  \|\n"
 WRITING = rf"\| tiny \| tg4 @ d8 \| 1 \| {NUMBER} \|  \| \d+\.\d of \d+\.\d GB/s, \d+% \|\n"
 HEADER = r"\| model \| test \| threads \| tokens/s \| arithmetic, [a-z0-9-]+ \| weights read \|\n"
 HEADER += r"\|( --- \|){2}( --: \|){4}\n"
@@ -465,7 +498,7 @@ def test_a_terminal_gets_a_table_and_progress(tiny: str):
     assert terminal.end() == 0
     seen = terminal.seen
     assert "measuring pp16 (threads: 1): run 1 of 1" in seen
-    assert re.search(rf"│ pp16 │       1 │ {NUMBER} │ +\d+ GOPS │", seen)
+    assert re.search(rf"│ pp16 │       1 │ {NUMBER} │ +\d+ GOPS, +\d+% │", seen)
     assert "tiny: llama F32" in seen
 
 

@@ -1,0 +1,99 @@
+"""Multiplies bytes, or tiles in BF16, in registers alone, for `localllm bench` to compare prefill with.
+
+A part does nothing else: no operand is loaded or unpacked, no sum is scaled. Several sums take turns, as many as there
+are registers for, so that none waits for its own last product. Without a dot product of bytes (AVX2), pairs of products
+are added in words of 16 bits, as in tiles of prompts.
+"""
+
+from llvmlite import ir
+from numba import types
+
+from localllm.kernels.arguments import PEAK
+from localllm.kernels.cpu import PEAK_BYTES, PEAK_CHAINS
+from localllm.kernels.cpu.amx.tiles import configure, make_multiply, make_store, make_zero, release
+from localllm.kernels.cpu.signature import argument, kernel
+from localllm.kernels.simd import (
+    I16,
+    I64,
+    as_tuple,
+    dot_bytes,
+    dot_variant,
+    elements,
+    i32x16,
+    in_parts,
+    llvm_call,
+    load_u8x64,
+    load_value,
+    operation,
+    store_value,
+    u8x64,
+)
+from localllm.kernels.simd.vectors import MULTIPLY_BYTES, widest
+
+int64, sums = types.int64, types.UniTuple(i32x16, PEAK_CHAINS)
+
+
+def add_words(builder, accumulator, unsigned, signed):
+    """Add products of bytes below 128, added by twos, to sums of 16 bits."""
+    _, parts, name = widest(MULTIPLY_BYTES)
+    words = ir.VectorType(I16, 32 // parts)
+
+    def add_part(builder, accumulator, unsigned, signed):
+        products = llvm_call(builder, name, words, [unsigned, signed])
+        return builder.bitcast(builder.add(builder.bitcast(accumulator, words), products), accumulator.type)
+
+    return in_parts(builder, add_part, parts, [accumulator, unsigned, signed])
+
+
+@operation(sums, sums, int64, u8x64, u8x64)
+def add_to_all(builder, chains, address, unsigned, signed):
+    """Add a product to each sum, by the instructions that prompts use.
+
+    Products that are added in words would be computed once, before the loop: there each sum reads bytes of its own.
+    """
+    chains = elements(builder, chains)
+    if dot_variant() is not dot_bytes:
+        return as_tuple(builder, [dot_variant(127)(builder, chain, unsigned, signed) for chain in chains])
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+    codes = [load_value(builder, place, u8x64.llvm) for place in places(builder, address)]
+    return as_tuple(builder, [add_words(builder, *each, signed) for each in zip(chains, codes, strict=True)])
+
+
+def places(builder, address):
+    return [builder.add(address, I64(64 * chain)) for chain in range(PEAK_CHAINS)]
+
+
+@operation(sums, int64)
+def load_sums(builder, address):
+    return as_tuple(builder, [load_value(builder, place, i32x16.llvm) for place in places(builder, address)])
+
+
+@operation(None, sums, int64)
+def store_sums(builder, chains, address):
+    for chain, place in zip(elements(builder, chains), places(builder, address), strict=True):
+        store_value(builder, place, chain)
+
+
+@kernel
+def multiply_peak(a, part, parts, thread):
+    """Multiply bytes for some rounds, and keep the sums: a result, so that nothing can be left out."""
+    memory = argument(a, PEAK.memory) + part * PEAK_BYTES
+    unsigned, signed, chains = load_u8x64(memory), load_u8x64(memory + 64), load_sums(memory + 128)
+    for _ in range(argument(a, PEAK.rounds)):
+        chains = add_to_all(chains, memory + 128, unsigned, signed)
+    store_sums(chains, memory + 128)
+
+
+zero_tiles, multiply_all, store_tile = make_zero(range(8)), make_multiply(2, 2), make_store((0,))
+
+
+@kernel
+def multiply_peak_tiles(a, part, parts, thread):
+    """Multiply tiles of zeros in BF16 for some rounds."""
+    registers = argument(a, PEAK.memory) + part * PEAK_BYTES
+    configure(registers)
+    zero_tiles(registers)
+    for _ in range(argument(a, PEAK.rounds)):
+        multiply_all(registers)
+    store_tile(registers, registers, 1024, 64)
+    release()
