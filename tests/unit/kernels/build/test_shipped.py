@@ -107,7 +107,7 @@ def test_kernels_of_a_lane_are_named_once():
         for lane in lanes.values():
             names = kernels_of(lane)
             assert len(names) == len(set(names)) > 200
-            assert any("tiles" in name for name in names) == lane.has_tiles
+            assert ("linear_tiles_quantized" in names) == lane.has_tiles
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])

@@ -7,11 +7,12 @@ import pytest
 from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 
+from localllm.arch.kv_cache_types import ON_GPU
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference_cache import hadamard
-from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, NAMES, Header, decoded, encoded
+from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, Header, decoded, encoded
 
 COUNT = 3  # rows; there may be one more
 twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)
@@ -235,7 +236,7 @@ def pass_over_cache(name: str, header: Header, x: np.ndarray, memory: np.ndarray
     launch(name, int(header.count[0]) + 1, count=header.count, **given)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name.upper() for name in ON_GPU])
 @pytest.mark.parametrize("head_dim", [32, 20, 36])
 def test_store_and_recall(name, head_dim):
     """Tokens go to their places, bit for bit as the CPU keeps them; nothing else changes. And they come back."""
@@ -254,7 +255,7 @@ def test_store_and_recall(name, head_dim):
     np.testing.assert_array_equal(back, decoded(name, kept, head_dim).reshape(5, -1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name.upper() for name in ON_GPU])
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_store_keeps_nan_for_what_it_cannot_hold(name):
     """Not an infinity; a block shares one fate."""
