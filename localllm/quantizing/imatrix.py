@@ -6,7 +6,7 @@ the output; an interrupted run resumes from there and comes to the same bytes.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from localllm.api import open_with_options
 from localllm.arch import architecture
+from localllm.arch.hyperparameters import RANK
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
@@ -26,12 +27,15 @@ from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix,
 from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.objects import Progress
+from localllm.quant.roles import EMBEDDING, KEPT, OUTPUT, role_of
 from localllm.services.bench_texts import makes_no_text
 from localllm.services.chunks import split_chunks, with_bos
 from localllm.text.tokenizer import Tokenizer
 
 SAVE_EVERY = 10  # seconds
+VERSION = 2  # of what is collected; part of the key of resumable work
 SIZE = 512  # tokens of a chunk
+LAYER = "blk."  # how the names of a layer's tensors begin
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
@@ -46,44 +50,80 @@ def default_size(path: str | os.PathLike[str]) -> int:
     return min(SIZE, architecture(GGUFFile.open(path))[1].context)
 
 
+def is_collected(name: str) -> bool:
+    """Tell whether a matrix has an entry, as llama-imatrix's layers have; outside of them if it is quantized."""
+    return name.startswith(LAYER) or not (role_of(name) in (OUTPUT, EMBEDDING) or KEPT.search(name))
+
+
 class DecoderReader:
     """A model that generates text, and reads chunks."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
         """Open the model. Raises as api.open_model does."""
-        self._model = open_with_options(path, options)
+        self._observer = Observer()
+        self._model = open_with_options(path, replace(options, observer=self._observer))
         self.path, self.files, self.warnings = self._model.path, self._model.files, self._model.warnings
         self.tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         self.tensors = [*self._model.file.tensors.values()]
 
-    def read(self, ids: Sequence[int], makes_logits: bool) -> None:
-        """Read a chunk; makes_logits: for all of its tokens."""
+    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
+        """Read a chunk, and return the sums of its matrices' inputs; makes_logits: for all of its tokens."""
+        self._observer.take(), self._observer.take_counts()  # discard the sums of an interrupted chunk
         self._sequence.truncate(0)
         self._sequence.append(ids, "all" if makes_logits else "none")
+        return take_squares(self._observer, lambda name: len(ids))
 
     def close(self) -> None:
         self._model.close()
 
 
 class EncoderReader:
-    """A model that makes vectors of texts or scores, and reads chunks."""
+    """A model that makes vectors of texts or scores, and reads chunks.
+
+    Matrices after pooling get one row of a chunk. A reranker's head is read apart, since its pooling needs only some
+    rows of the last layer.
+    """
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
         """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
         file = GGUFFile.open(path)
-        context = architecture(file)[1].context
+        h = architecture(file)[1]
+        context = h.context
         if options.context is not None and options.context > context:
             raise UsageError(f"context should be {context} or below for this model, not {options.context}")
         self.path, self.files, self.tensors = file.path, list(file.parts), [*file.tensors.values()]
-        self.tokenizer, self._runner = Tokenizer.from_metadata(file.metadata), EmbeddingRunner(file, "mean", options)
-        self.warnings = [warning for warning in (*self.tokenizer.warnings, self._runner.warning) if warning]
+        self.tokenizer = Tokenizer.from_metadata(file.metadata)
+        self._observers = {pooling: Observer() for pooling in ("mean", *([RANK] if h.pooling == RANK else []))}
+        self._runners = [
+            EmbeddingRunner(file, pooling, replace(options, observer=observer))
+            for pooling, observer in self._observers.items()
+        ]
+        self.warnings = [warning for warning in (*self.tokenizer.warnings, self._runners[0].warning) if warning]
 
-    def read(self, ids: Sequence[int], makes_logits: bool) -> None:
-        """Read a chunk."""
-        self._runner.read([ids])
+    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
+        """Read a chunk, and return the sums of its matrices' inputs."""
+        squares = dict[str, Squares]()
+        for runner, observer in zip(self._runners, self._observers.values(), strict=True):
+            observer.take(), observer.take_counts()  # discard the sums of an interrupted chunk
+            runner.read([ids])
+            squares = take_squares(observer, lambda name: len(ids) if name.startswith(LAYER) else 1) | squares
+        return squares
 
     def close(self) -> None:
-        self._runner.close()
+        for runner in self._runners:
+            runner.close()
+
+
+def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:
+    """Take the sums of all matrices; rows: how many rows the matrix of a name got, unless it is one of experts."""
+    squares, counts = observer.take(), observer.take_counts()
+    return {
+        name: Squares(
+            sums.reshape(-1, sums.shape[-1]),
+            counts[name].astype(float) if name in counts else np.array([rows(name)], float),
+        )
+        for name, sums in squares.items()
+    }
 
 
 class Collector:
@@ -115,15 +155,16 @@ class Collector:
         for target in (out, self._part):
             resolve_target(target, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
-        self._observer = Observer()
-        options = EngineOptions(threads, size, "f16", "cpu", "auto", progress, None, self._observer)
+        options = EngineOptions(threads, size, "f16", "cpu", "auto", progress)
         self._model = EncoderReader(path, options) if makes_no_text(str(path)) else DecoderReader(path, options)
         resolve_target(out, tuple(self._model.files))
         self.path, self.warnings, self._tokenizer = self._model.path, self._model.warnings, self._model.tokenizer
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
         self._chunks, self._output = split_chunks(tokens, size, most), output
         key = hashlib.sha256(self._chunks.tobytes())
-        key.update(repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.tensors])).encode())
+        key.update(
+            repr((VERSION, size, output, [(t.name, t.shape, t.format.name) for t in self._model.tensors])).encode()
+        )
         self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
         self._resume()
 
@@ -161,18 +202,11 @@ class Collector:
 
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
         """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
-        self._observer.take(), self._observer.take_counts()  # discard the sums of an interrupted chunk
-        self._model.read(with_bos(chunk, self._tokenizer), self._output)
-        squares, counts = self._observer.take(), self._observer.take_counts()
+        squares = self._model.read(with_bos(chunk, self._tokenizer), self._output)
         for name, sums in squares.items():
-            if not np.isfinite(sums).all():
+            if not np.isfinite(sums.sums).all():
                 raise ModelError(f"{self.path}: the input of tensor {name} is not finite")
-        every = np.array([len(chunk)], float)
-        return {
-            name: Squares(sums.reshape(-1, sums.shape[-1]), counts[name].astype(float) if name in counts else every)
-            for name, sums in squares.items()
-            if self._output or name.startswith("blk.")
-        }
+        return {name: sums for name, sums in squares.items() if self._output or is_collected(name)}
 
     def result(self) -> ImportanceMatrix:
         """Return the importance matrix. Raises UsageError if no chunk has been read."""

@@ -56,7 +56,7 @@ class Result:
     """Report the result of a type.
 
     Attributes:
-        seconds: that it took, where a search for several types counts in equal parts.
+        seconds: its share of the time, where a search for several types counts in equal parts.
     """
 
     recipe: Recipe
@@ -228,7 +228,8 @@ class Ladder:
         names = [job.format.name for job in jobs]
         for rung, name in zip(self._rungs, names, strict=True):
             seconds = self._state.seconds.get(rung.recipe.name, 0.0)
-            self._state.seconds[rung.recipe.name] = seconds + found.seconds[name] / names.count(name)
+            share = found.seconds[name] / names.count(name) / self._threads  # which search side by side
+            self._state.seconds[rung.recipe.name] = seconds + share
 
     def _tasks(self, widener: Widener, done: int) -> Iterator[Callable[[], "Encoded"]]:
         for number in range(done, len(self._names)):

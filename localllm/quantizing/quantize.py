@@ -117,17 +117,20 @@ def parse_format(text: str) -> str:
     return text.upper()
 
 
-def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Parse REGEX=FORMAT, or several separated by commas; REGEX ignores case. Raises UsageError."""
+def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Parse REGEX=FORMAT, or several separated by commas; REGEX ignores case.
+
+    origin: the option or the file that errors name. Raises UsageError.
+    """
     patterns = []
     for text in (one for given in texts for one in split_patterns(given)):
         pattern, separator, format = text.rpartition("=")
         if not separator or not pattern:
-            raise UsageError(f"--tensor-type {printable(text)}: expected REGEX=FORMAT")
+            raise UsageError(f"{origin} {printable(text)}: expected REGEX=FORMAT")
         try:
             patterns.append((re.compile(pattern, re.IGNORECASE), parse_format(format)))
         except re.error as error:
-            raise UsageError(f"--tensor-type {printable(text)}: {error}") from None
+            raise UsageError(f"{origin} {printable(text)}: {error}") from None
     return tuple(patterns)
 
 

@@ -52,16 +52,15 @@ class FormatGroup:
         from localllm.quant.recipes import Options
         from localllm.quantizing.quantize import parse_format, parse_patterns
 
-        texts = [
-            *(self.tensor_type or ()),
-            *(read_text(self.tensor_type_file).split() if self.tensor_type_file else ()),
-        ]
+        patterns = parse_patterns(self.tensor_type or ())
+        if name := self.tensor_type_file:
+            patterns += parse_patterns(read_text(name).split(), f"{name}:")
         return Options(
             pure=self.pure,
             output=parse_format(self.output) if self.output else "",
             embedding=parse_format(self.embedding) if self.embedding else "",
             keep_output=self.leave_output_tensor,
-            patterns=parse_patterns(texts),
+            patterns=patterns,
         )
 
 

@@ -36,6 +36,7 @@ from localllm.files.imatrix_file import (
     write_imatrix,
 )
 from localllm.files.text_file import read_text
+from localllm.quant.roles import is_quantized, role_of
 from localllm.quantizing import imatrix
 from localllm.quantizing.imatrix import Collector, merge
 from localllm.services.chunks import split_chunks, with_bos
@@ -625,18 +626,24 @@ def encoder(request, tmp_path_factory) -> Path:
 
 
 def test_encoders(encoder: Path, cli, tmp_path, text):
-    """Each matrix of the layers has the sums that NumPy comes to; quantize takes them for all formats."""
+    """Each matrix has the sums that NumPy comes to, those after pooling, too: quantize needs them for low-bit types."""
     out = tmp_path / "out.gguf"
     code, _, err = cli(encoder, text, "-o", out, "-c", 24, "--chunks", 4)
     assert code == 0, err
     found, file = read_imatrix(out), GGUFFile.open(encoder)
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    observer = observe.ImatrixCollector()
-    runner = EmbeddingRunner(file, "mean", EngineOptions(context=24, backend="reference", observer=observer))
-    for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
-        runner.read([with_bos(chunk, tokenizer)])
-    expected = {name: sums for name, sums in observer.take().items() if name.startswith("blk.")}
+    expected = dict[str, np.ndarray]()
+    for pooling in ("rank", "mean") if "cls.weight" in file.tensors else ("mean",):
+        observer = observe.ImatrixCollector()
+        runner = EmbeddingRunner(file, pooling, EngineOptions(context=24, backend="reference", observer=observer))
+        for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
+            runner.read([with_bos(chunk, tokenizer)])
+        expected |= observer.take()
     assert found.squares.keys() == expected.keys() and len(expected) >= 8 and found.chunks == 4
+    quantized = {name for name, tensor in file.tensors.items() if is_quantized(name, tensor.shape)}
+    assert {name for name in quantized - expected.keys() if role_of(name) != "embedding"} == set()
+    after = expected.keys() & {"dense_2.weight", "dense_3.weight", "cls.weight", "cls.output.weight"}
+    assert all(found.squares[name].counts.tolist() == [4 if name in after else 4 * 24] for name in expected)
     for name, sums in expected.items():
         np.testing.assert_allclose(found.squares[name].sums[0], sums, rtol=2e-3, atol=1e-3 * sums.max())
     assert {job for job in expected if "attn_q" in job or "attn_qkv" in job}

@@ -89,6 +89,7 @@ def test_json(model: Path, cli):
         data = (model.parent / f"x-{row['type']}.gguf").read_bytes()
         expected = {"name": f"x-{row['type']}.gguf", "size": len(data), "sha256": sha256(data).hexdigest()}
         assert row["files"] == [expected] and row["size"] == len(data) and row["seconds"] >= 0
+    assert sum(row["seconds"] for row in said["types"]) <= said["seconds"] + 0.02  # rounded to hundredths
 
 
 def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):

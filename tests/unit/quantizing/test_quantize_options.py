@@ -259,8 +259,9 @@ def test_formats_from_a_file(model: Path, cli):
         "Q5_1",
         "Q4_0",
     )
-    file.write_text("attn_v")
-    assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", file)[0] == 2
+    file.write_text("attn_q=q8_0 attn_v")
+    code, _, err = cli("quantize", model, out, "Q4_0", "--tensor-type-file", file)
+    assert code == 2 and f"{file}: attn_v: expected REGEX=FORMAT" in err
     assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", model.with_name("none"))[0] == 2
 
 
