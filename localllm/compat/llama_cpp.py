@@ -10,6 +10,7 @@ docs/llama-cpp-python.md says what is the same, different and refused. Source of
 import random
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -27,6 +28,8 @@ from localllm.compat.llama_arguments import (
 from localllm.compat.llama_chat import ChatCompletion
 from localllm.compat.llama_completion import TextCompletion
 from localllm.compat.llama_grammar import LlamaGrammar
+from localllm.compat.llama_low_level import *
+from localllm.compat.llama_low_level import Context
 from localllm.errors import UsageError
 from localllm.services.catalogue import resolve
 
@@ -103,6 +106,7 @@ class Llama:
 
     Attributes:
         model_path: as it was given.  metadata: of the file, as texts, without lists.  model: the localllm.Model.
+        n_batch: as it was given; prompts are read in parts of the program's own choice.
     """
 
     def __init__(self, model_path: str, **given: Any) -> None:
@@ -124,6 +128,8 @@ class Llama:
             if isinstance(value, str | int | float)
         }
         self._warn_of_rope_base(chosen)
+        self._context: Context | None = None
+        self.n_batch = chosen.n_batch
         self._sequence: TokenSequence | None = None
         self._rows = list[np.ndarray]()
         self.set_seed(chosen.seed)
@@ -326,6 +332,19 @@ class Llama:
     def set_cache(self, cache: Any) -> None:
         """Do nothing but warn: what was read of prompts is always kept."""
         warn("set_cache has no effect: what was read of prompts is always kept")
+
+    # ---- llama.cpp's C interface, see llama_low_level.py
+
+    @property
+    def ctx(self) -> Context:
+        """Return what llama_decode evaluates batches with; eval has nothing to do with it."""
+        self._context = self._context or Context(self.model)
+        return self._context
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """Return the number of tokens of the context, as n_ctx."""
+        return SimpleNamespace(n_ctx=self.model.context)
 
     # ---- life
 

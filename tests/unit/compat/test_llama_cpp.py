@@ -302,7 +302,7 @@ def test_embeddings(model_path):
         ({"yarn_beta_fast": 16.0}, "yarn_beta_fast is not supported: YaRN has"),
         ({"rope_scaling_type": 9}, "rope_scaling_type should be -1, 0"),
         ({"rope_freq_base": 0.5}, "rope_freq_base should be above 1"),
-        ({"type_k": 6}, "type_k should be 0"),
+        ({"type_k": 5}, "type_k should be 0"),
         ({"pooling_type": 9}, "pooling_type should be"),
         ({"n_ctx": -3}, "context should be"),
     ],
