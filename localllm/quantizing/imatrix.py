@@ -21,7 +21,7 @@ from localllm.arch.hyperparameters import RANK
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
-from localllm.errors import ModelError, UsageError
+from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import resolve_target
@@ -35,7 +35,7 @@ from localllm.text.tokenizer import Tokenizer
 SAVE_EVERY = 10  # seconds
 VERSION = 2  # of what is collected; part of the key of resumable work
 SIZE = 512  # tokens of a chunk
-LAYER = "blk."  # how the names of a layer's tensors begin
+LAYER = "blk."  # in the names of a layer's tensors: at the beginning, or after enc.
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
@@ -59,8 +59,14 @@ class DecoderReader:
     """A model that generates text, and reads chunks."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
-        """Open the model. Raises as api.open_model does."""
+        """Open the model. Raises as api.open_model does, UnsupportedError for one with an encoder."""
         self._observer = Observer()
+        h = architecture(GGUFFile.open(path))[1]
+        if h.start_token is not None:
+            raise UnsupportedError(
+                f"{os.fsdecode(path)}: importance matrices of {h.arch} models, which have an encoder and a decoder, "
+                "are not supported: quantize without one"
+            )
         self._model = open_with_options(path, replace(options, observer=self._observer))
         self.path, self.files, self.warnings = self._model.path, self._model.files, self._model.warnings
         self.tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
@@ -106,7 +112,7 @@ class EncoderReader:
         for runner, observer in zip(self._runners, self._observers.values(), strict=True):
             observer.take(), observer.take_counts()  # discard the sums of an interrupted chunk
             runner.read([ids])
-            squares = take_squares(observer, lambda name: len(ids) if name.startswith(LAYER) else 1) | squares
+            squares = take_squares(observer, lambda name: len(ids) if LAYER in name else 1) | squares
         return squares
 
     def close(self) -> None:

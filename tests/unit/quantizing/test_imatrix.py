@@ -615,7 +615,7 @@ def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
 # ---- models that make vectors
 
 
-@pytest.fixture(scope="module", params=["gemma-embedding", "bert", "bert-rank", "jina-bert"])
+@pytest.fixture(scope="module", params=["gemma-embedding", "bert", "bert-rank", "jina-bert", "t5encoder"])
 def encoder(request, tmp_path_factory) -> Path:
     """A tiny model that makes vectors, or scores."""
     folder = tmp_path_factory.mktemp("encoder")
@@ -647,6 +647,16 @@ def test_encoders(encoder: Path, cli, tmp_path, text):
     for name, sums in expected.items():
         np.testing.assert_allclose(found.squares[name].sums[0], sums, rtol=2e-3, atol=1e-3 * sums.max())
     assert {job for job in expected if "attn_q" in job or "attn_qkv" in job}
+
+
+def test_a_model_with_encoder_and_decoder(cli, tmp_path, text):
+    facts = json.loads((GOLDENS / "checkpoints.json").read_text())["t5"]
+    write_family(tmp_path / "model", facts["config"], spelled_out(facts["shapes"]))
+    invoke("quantize", tmp_path / "model", tmp_path / "model.gguf", "F32")
+    code, _, err = cli(tmp_path / "model.gguf", text, "-o", tmp_path / "out", "-c", 24)
+    assert (
+        code == 3 and "importance matrices of t5 models, which have an encoder and a decoder, are not supported" in err
+    )
 
 
 def test_an_encoders_context(encoder: Path, cli, tmp_path, text):
