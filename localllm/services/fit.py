@@ -71,10 +71,12 @@ def describe_file(
     context: int | None,
     projector: int = 0,
     kinds: Sequence[str] = TYPES,
+    bandwidth: float | None = None,
 ) -> dict[str, Any]:
     """Describe a model file.
 
-    projector: bytes of its vision projector.  kinds: types of the KV cache. Raises ModelError, UsageError.
+    projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: of the memory, in bytes per
+    second; None: measure it. Raises ModelError, UsageError.
     """
     _, h = architecture(file)
     if not file.tensors:
@@ -82,8 +84,9 @@ def describe_file(
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context should be from 1 to {h.context}, what the model was trained for, not {context}")
-    on_read("measuring the memory's bandwidth")
-    bandwidth = measure_bandwidth()
+    if bandwidth is None:
+        on_read("measuring the memory's bandwidth")
+        bandwidth = measure_bandwidth()
     available, nbytes = available_memory(), file.nbytes + projector
     kinds = kinds[:1] if is_reader(h) else kinds  # keys of texts are forgotten layer by layer
     rows = [

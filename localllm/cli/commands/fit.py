@@ -8,15 +8,29 @@ import typer
 
 from localllm.cli.options import shared as options
 from localllm.cli.terminal.output import ProgressLine, broken, write
-from localllm.cli.terminal.render import count, fact_lines, size, table
+from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def fit(
-    model: options.KnownModelName,
+    model: options.KnownModelOrNone = None,
     *,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Rank the models that are here and those that can be pulled, instead of MODEL."),
+    ] = False,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            "--sort",
+            metavar="ORDER",
+            autocompletion=options.one_of(("size", "speed", "memory")),
+            help="With --all: size (the largest first), speed or memory (the least first).  [default: size]",
+        ),
+    ] = None,
     context: Annotated[
         int | None,
         options.number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
@@ -39,14 +53,23 @@ def fit(
     `run --kv-type`), the table shows the total memory of weights, cache and program, and the tokens per second with a
     full context, estimated from the measured memory bandwidth.
 
+    With --all, every model that is here and every one that `localllm pull NAME` can get has a line, those that fit
+    first. Nothing is downloaded, so the memory and speed of one that is not here are without its cache.
+
     Examples:
       localllm fit qwen3-8b
       localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
       localllm fit model.gguf --kv-type q5_1 -c 16384
+      localllm fit --all --sort speed
       localllm fit --json model.gguf | jq .longest
     """
     from localllm.services.fit import fit as facts_of
 
+    if every or order:
+        rank(model, every, order or "size", context, kv_type, as_json)
+        return
+    if model is None:
+        raise UsageError("give a MODEL, or --all for all of them")
     line = ProgressLine()
     try:
         facts = facts_of(model, line.show, context, kv_type)
@@ -56,6 +79,49 @@ def fit(
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
         write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
+
+
+def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:
+    """Print the ranking of --all. Raises UsageError."""
+    from localllm.arch.kv_cache_types import KVType
+    from localllm.services.fit_all import CONTEXT, ORDERS, fit_all
+
+    if model is not None:
+        raise UsageError("give either MODEL or --all, not both")
+    if not every:
+        raise UsageError("--sort needs --all")
+    if order not in ORDERS:
+        raise UsageError(f"--sort should be {', '.join(ORDERS)}, not {order}")
+    if context is not None and context < 1:
+        raise UsageError(f"context should be at least 1 token, not {context}")
+    KVType.of(kv_type or "f16")
+    line = ProgressLine()
+    try:
+        facts = fit_all(order, context or CONTEXT, kv_type or "f16", line.show)
+    finally:
+        line.clear()
+    write(json.dumps(facts, ensure_ascii=False) + "\n" if as_json else "\n".join(ranking(facts)) + "\n")
+
+
+def ranking(facts: dict[str, Any]) -> "Sequence[str]":
+    """Build the table of --all: a line per model."""
+    header = ("name", "memory", "tokens/s", "fits", "weights", "file", "here")
+    memory = f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"
+    note = (
+        f"Models that are here: with {facts['context']} tokens ({facts['kv_type']}); others (+): without their cache."
+    )
+    return [*table(header, [*map(line_of, facts["models"])]), "", f"Memory: {memory}. {note}"]
+
+
+def line_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """Format a model's line of --all."""
+    if "problem" in row:
+        return (one_line(row["name"]), "", "", "cannot run", "", "", "yes")
+    more = "" if row["here"] else "+"
+    speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}"
+    fits, here = ("yes" if row[key] else "no" for key in ("fits", "here"))
+    sizes = count(row["parameters"]), size(row["weight_bytes"])
+    return (one_line(row["name"]), size(row["needed_bytes"]) + more, speed, fits, *sizes, here)
 
 
 def summary(facts: dict[str, Any]) -> "Sequence[str]":

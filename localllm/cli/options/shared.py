@@ -20,8 +20,8 @@ DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
-KnownModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_known_models), Also(*NAMED)
+KnownModelOrNone = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help=A_MODEL, autocompletion=offer_known_models), Also(*NAMED)
 ]
 OptionalModelName = Annotated[
     str | None,
