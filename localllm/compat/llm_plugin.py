@@ -80,7 +80,7 @@ class LocalllmModel(llm.Model):
         if prompt.schema:
             options["schema"] = prompt.schema
         try:
-            answer = open_once(self.name).chat(messages_of(prompt, conversation), **options)
+            answer = open_once(self.name).chat(messages_of(prompt), **options)
             yield from answer if stream else ["".join(answer)]
         except LocalllmError as error:
             raise llm.ModelError(str(error)) from error
@@ -103,14 +103,9 @@ class LocalllmEmbedder(llm.EmbeddingModel):
             raise llm.ModelError(str(error)) from error
 
 
-def messages_of(prompt: Any, conversation: Any) -> list[dict[str, Any]]:
-    """Return the messages of a conversation so far and of a prompt."""
-    messages = list[dict[str, Any]]()
-    for earlier in conversation.responses if conversation else ():
-        if earlier.prompt.system and not messages:
-            messages.append({"role": "system", "content": earlier.prompt.system})
-        messages.append({"role": "user", "content": earlier.prompt.prompt})
-        messages.append({"role": "assistant", "content": earlier.text_or_raise()})
-    if prompt.system and not messages:
-        messages.append({"role": "system", "content": prompt.system})
-    return [*messages, {"role": "user", "content": prompt.prompt}]
+def messages_of(prompt: Any) -> list[dict[str, Any]]:
+    """Return the texts of a prompt's messages, those of the conversation before it included."""
+    return [
+        {"role": message.role, "content": "".join(getattr(part, "text", None) or "" for part in message.parts)}
+        for message in prompt.messages
+    ]

@@ -119,7 +119,7 @@ def llm_plugin(model: str) -> None:
     options = ["-m", name, "-o", "temperature", "0", "-o", "max_tokens", "64"]
     assert "Zoe" in ask("prompt", *options, "-s", "Be brief.", "My name is Zoe. Remember it.")
     assert "Zoe" in ask("prompt", "-c", "-o", "temperature", "0", "What is my name?")
-    assert "Paris" in json.loads(ask("prompt", *options, "--schema", "city", QUESTION))["city"]
+    assert "Paris" in json.loads(ask("prompt", *options, "--schema", "city str", QUESTION))["city"]
     absent = [sys.executable, "-m", "llm", "-m", "localllm/qwen3-4b", "Hi"]
     told = subprocess.run(absent, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert told.returncode and "localllm pull qwen3-4b" in told.stderr, told.stderr

@@ -22,7 +22,7 @@ def test_models_answer_and_go_on(tiny: str, tmp_path: Path, monkeypatch: pytest.
     first = chat.prompt("Hi", system="Be brief.", max_tokens=4, temperature=0)
     assert len([*first]) >= 1 and first.usage().output == 4
     second = chat.prompt("And?", max_tokens=4, temperature=0, stream=False)
-    told = [(each["role"], each["content"]) for each in llm_plugin.messages_of(second.prompt, chat)]
+    told = [(each["role"], each["content"]) for each in llm_plugin.messages_of(second.prompt)]
     assert told == [("system", "Be brief."), ("user", "Hi"), ("assistant", first.text()), ("user", "And?")]
     with pytest.raises(llm.ModelError, match="localllm pull qwen3-4b"):
         llm_plugin.LocalllmModel("qwen3-4b").prompt("Hi").text()
