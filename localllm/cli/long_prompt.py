@@ -73,16 +73,17 @@ class LongPrompt:
 
 def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
     """Return the lines of a text that matter to a question, and a note, see cut. Raises ContextError."""
-    from localllm.services.relevant_lines import lines_of, pick_lines, score_lines
+    from localllm.services.relevant_lines import find_lines, lines_of
 
     line, lines = ProgressLine(), lines_of(material)
     say(f"localllm: the prompt exceeds the context: scoring its {len(lines)} lines")
+    show = lambda done, count: line.show(f"{done} of {count} lines scored")  # noqa: E731
     try:
-        scores = score_lines(model, question, lines, lambda done, count: line.show(f"{done} of {count} lines scored"))
+        picked, read = find_lines(model, question, lines, room.tokens, show)
     finally:
         line.clear()
-    picked = pick_lines(lines, scores, room.tokens, room.count)
-    return "\n".join(lines[number] for number in picked), f"reads {len(picked)} of {len(lines)} lines"
+    alike = "" if read == len(lines) else f"; {len(lines) - read} are like others"
+    return "\n".join(picked), f"reads {len(picked)} of {len(lines)} lines{alike}"
 
 
 def join_parts(material: str, question: str) -> str:

@@ -8,11 +8,13 @@ generated: a line costs its own tokens and some four more. Figures: docs/decisio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import ContextError
 from localllm.generation.arguments import gather_options
+from localllm.services.line_templates import templates_of, without_time
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
 ASK = "{question}\n\nGo through the text line by line. After each line say whether it belongs to the answer: yes or no."
 YES, NO = " => yes\n", " => no\n"
 LONG = 400  # characters of a line that is not cut
+SHORT = 60  # characters of sentences that are read with the next one
+WIDTHS = 40, 120  # characters of the lines of wrapped prose
+WRAPPED = 0.95  # of its line breaks, those at which the next word would not have fit
 PART = 2048  # most tokens of a part: the "no" of earlier lines counts for less, and attention stays cheap
 LINES, WARM = 112, 16  # most lines of a part; those before it, without which its first ones would seem to matter
 LANES = 8  # parts that are read at once, a line of each in a run
 AROUND = 16  # lines before and after one, with whose median it is compared
 SHARE = 0.4  # of the best line's score, which others have to have
 PICKED = 1024  # most tokens of the lines that are picked
+LIKE_IT = "  [and {} more like this]"
 SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 
 
@@ -60,17 +66,57 @@ class Verdicts(NamedTuple):
         return cls(no[:same], yes[same], no[same], no[same:])
 
 
+def no_progress(done: int, count: int) -> None:
+    """Show nothing."""
+
+
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text that are not blank; long ones in sentences, or in pieces of as many characters."""
+    """Return the lines of a text that are not blank; of wrapped prose, and of long lines, the sentences."""
     lines = list[str]()
-    for line in text.splitlines():
+    for line in unwrap(text.splitlines()):
         for piece in [line] if len(line) <= LONG else SENTENCE.split(line):
             lines += [piece[start : start + LONG] for start in range(0, len(piece), LONG)]
     return [line for line in lines if line.strip()]
 
 
+def unwrap(lines: Sequence[str]) -> Sequence[str]:
+    """Return the sentences of a text whose paragraphs are wrapped at some column, or else its lines."""
+    lengths = sorted(len(line) for line in lines if line.strip())
+    width = lengths[len(lengths) * 99 // 100] if lengths else 0
+    if not WIDTHS[0] <= width <= WIDTHS[1] or len(lengths) == len(lines):  # no paragraphs
+        return lines
+    pairs = [(one, other) for one, other in pairwise(lines) if one.strip() and other.strip()]
+    full = sum(is_full(one, other, width) for one, other in pairs)
+    in_sentences = sum(other.lstrip()[0].islower() for _, other in pairs)
+    if full < WRAPPED * len(pairs) or 2 * in_sentences < len(pairs) or not pairs:
+        return lines
+    paragraphs = list[list[str]]([[lines[0]]])
+    for one, other in pairwise(lines):
+        if one.strip() and other.strip() and is_full(one, other, width):
+            paragraphs[-1].append(other.strip())
+        else:
+            paragraphs.append([other])
+    return [piece for each in paragraphs for piece in sentences_of(" ".join(each))]
+
+
+def is_full(line: str, following: str, width: int) -> bool:
+    """Return whether the first word of the line that follows has no place at the end of a line."""
+    return len(line) + 1 + len(following.split(maxsplit=1)[0]) > width
+
+
+def sentences_of(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph; one that is short goes with the next."""
+    pieces = [""]
+    for sentence in SENTENCE.split(paragraph):
+        if len(pieces[-1]) < SHORT:
+            pieces[-1] = f"{pieces[-1]} {sentence}".strip()
+        else:
+            pieces.append(sentence)
+    return pieces
+
+
 def score_lines(
-    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], Any] = lambda done, count: None
+    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], Any] = no_progress
 ) -> list[float]:
     """Return how much more likely each line is to matter than those around it, as a difference of log-odds.
 
@@ -100,7 +146,8 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
     """Yield parts of lines; lengths: tokens of each line; room: for a part. Raises ContextError for a longer line."""
     start = 0
     while start < len(lengths):
-        before = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
+        end = start or len(lengths)  # the first part has the last lines before it: they are others than its own
+        before = range(max(0, end - WARM), end)
         while before and sum(lengths[at] for at in before) > room // 4:
             before = before[1:]
         left = room - sum(lengths[at] for at in before)
@@ -132,6 +179,41 @@ def contrasts(odds: Sequence[float]) -> list[float]:
     """Return how far each number is above the median of those around it."""
     around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
     return [one - median(others or [one]) for one, others in zip(odds, around, strict=True)]
+
+
+def find_lines(
+    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], Any] = no_progress
+) -> tuple[list[str], int]:
+    """Return the lines that matter most to a question, in their order, and how many were read.
+
+    Of lines that differ in times, ids and numbers only some are read, and all of them if these are not of one kind.
+    One that stands for others is followed by how many. room: in tokens. Raises ContextError, MemoryLimitError.
+    """
+    templates = templates_of(lines, question)
+    chosen = sorted(number for each in templates for number in each.samples)
+    scores = scores_of(model, question, lines, chosen, show)
+    least = SHARE * max(scores.values(), default=0.0)
+    mixed = [each for each in templates if is_mixed([scores[number] for number in each.samples], least)]
+    if mixed:
+        chosen = sorted({*chosen, *(number for each in mixed for number in each.lines)})
+        scores = scores_of(model, question, lines, chosen, show)
+    unread = {each.lines[0]: len(each.lines) - len(each.samples) for each in templates if each not in mixed}
+    texts = [lines[at] + (LIKE_IT.format(unread[at]) if unread.get(at) else "") for at in chosen]
+    picked = pick_lines(texts, [scores[number] for number in chosen], room, model.session.count)
+    return [texts[at] for at in picked], len(chosen)
+
+
+def scores_of(
+    model: "Model", question: str, lines: Sequence[str], chosen: Sequence[int], show: Callable[[int, int], Any]
+) -> dict[int, float]:
+    """Return the scores of some lines by their numbers, see score_lines."""
+    texts = [without_time(lines[number]) for number in chosen]
+    return dict(zip(chosen, score_lines(model, question, texts, show), strict=True))
+
+
+def is_mixed(scores: Sequence[float], least: float) -> bool:
+    """Return whether some lines of a template clearly matter and others clearly do not; least: of one that does."""
+    return max(scores) >= least and min(scores) < least / 2
 
 
 def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: Callable[[str], int]) -> list[int]:

@@ -3,6 +3,8 @@
 import json
 import math
 from pathlib import Path
+from textwrap import fill
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,16 @@ import localllm
 from localllm.errors import ContextError
 from localllm.services import relevant_lines
 from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
-from localllm.services.relevant_lines import LONG, Part, contrasts, lines_of, pick_lines, score_lines
+from localllm.services.relevant_lines import (
+    LONG,
+    Part,
+    contrasts,
+    find_lines,
+    lines_of,
+    pick_lines,
+    score_lines,
+    sentences_of,
+)
 
 WORDS = Room(40, lambda text: len(text.split()))
 LINES = [f"line {number} of it" for number in range(100)]
@@ -137,7 +148,7 @@ def test_lines_are_scored_as_one_text_would_be(monkeypatch):
     asked = builtin.session.encode_chat([{"role": "user", "content": relevant_lines.ASK.format(question="When?")}])
     yes, no = (encode(text, bos=False) for text in (relevant_lines.YES, relevant_lines.NO))
     common = next(at for at, (one, other) in enumerate(zip(yes, no, strict=False)) if one != other)
-    for order in ([0, 1, 0, 1, 2, 3, 4], [3, 4, 5]):
+    for order in ([4, 5, 0, 1, 2, 3, 4], [3, 4, 5]):
         ids, ends = [*asked], []
         for number in order:
             ids += [*encode(lines[number], bos=False), *no[:common]]
@@ -155,7 +166,7 @@ def test_parts_of_lines_have_all_lines_once():
     parts = [*relevant_lines.parts_of([10] * 300, 1000)]
     assert [at for part in parts for at in part.own] == [*range(300)]
     assert all(10 * len([*part.before, *part.own]) <= 1000 for part in parts)
-    assert parts[0].before == range(16) and parts[1].before == range(parts[1].own.start - 16, parts[1].own.start)
+    assert parts[0].before == range(284, 300) and parts[1].before == range(parts[1].own.start - 16, parts[1].own.start)
     assert [*relevant_lines.parts_of([300, 300], 400)] == [Part(range(0), range(1)), Part(range(1, 1), range(1, 2))]
     with pytest.raises(ContextError, match="a line of 500 tokens does not fit"):
         [*relevant_lines.parts_of([500], 400)]
@@ -167,6 +178,36 @@ def test_lines_that_stand_out_are_picked():
     scores = [0.0, 5.0, 1.0, 4.0, 3.0]
     assert pick_lines(LINES[:5], scores, 1000, WORDS.count) == [1, 3, 4]
     assert pick_lines(LINES[:5], scores, 10, WORDS.count) == [1, 3]
+
+
+def test_lines_that_are_alike_are_read_once(monkeypatch):
+    """A few of a log's lines stand for the others; if some of these matter and some do not, all are read."""
+    read = list[list[str]]()
+
+    def scored(model: object, question: str, lines: list[str], show: object) -> list[float]:
+        read.append(lines)
+        return [5.0 * ("FATAL" in line or " 99" in line) for line in lines]
+
+    monkeypatch.setattr(relevant_lines, "score_lines", scored)
+    made = [f"2026-01-01 job {at % 90} done" for at in range(900)]
+    made[500] = made[501] = "2026-01-01 FATAL: no space"
+    model = SimpleNamespace(session=SimpleNamespace(count=WORDS.count))
+    picked, count = find_lines(model, "Faults?", made, 1000)
+    assert picked == ["2026-01-01 FATAL: no space  [and 1 more like this]"]
+    assert len(read) == 1 and count == len(read[0]) < 10
+    rooms = [f"room {at} costs {at % 100} francs" for at in range(700)]
+    picked, count = find_lines(model, "Which are dear?", rooms, 1000)
+    assert picked == [f"room {at} costs 99 francs" for at in range(99, 700, 100)] and count == 700
+
+
+def test_wrapped_prose_is_read_by_sentences():
+    """What matters may be said across a line break."""
+    sentences = [f"On the {word} day the old ship lay at the quay of Brest and waited." for word in ["first", "last"]]
+    text = "\n\n".join(fill(" ".join(sentences), 50) for _ in range(20))
+    assert lines_of(text) == sentences * 20
+    log = "".join(f"web{at} GET /cart 200\n{chr(10) * (at % 9 == 0)}" for at in range(100))
+    assert lines_of(log) == [line for line in log.splitlines() if line]
+    assert sentences_of("Yes. No. " + sentences[0]) == ["Yes. No. " + sentences[0]]
 
 
 def test_long_lines_are_cut_for_scores():
@@ -181,7 +222,9 @@ def test_run_reads_relevant_lines(cli, long: Path):
     assert code == 0 and out and "the prompt exceeds the context: scoring its 400 lines" in err
     assert " of 400 lines" in err.splitlines()[-1] and asked(long.parent).endswith("\n\nWhen does the ferry leave?")
     *picked, blank, _ = asked(long.parent).split("\n")
-    assert blank == "" and picked and {*picked} <= {*long.read_text().splitlines()}
+    assert (
+        blank == "" and picked and {each.partition("  [and ")[0] for each in picked} <= {*long.read_text().splitlines()}
+    )
 
 
 @pytest.mark.parametrize(
