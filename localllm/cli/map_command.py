@@ -102,9 +102,11 @@ class MapCommand:
     def make_job(self, template: str | None, chosen: "GenerationOptions") -> "MapJob":
         """Return what is asked of which model. Raises UsageError, ModelError."""
         from localllm.services.map import MapJob
-        from localllm.services.records import Prompts
+        from localllm.services.records import Prompts, require_line
 
-        ask, output, table = self.ask, self.output, self.given.table
+        ask, output, table, records = self.ask, self.output, self.given.table, self.given.records
+        if isinstance(records, list):
+            require_line(ask.prompt or template, records)
         prompts = Prompts(ask.prompt, template, self.system, ask.raw, () if table is None else table.columns)
         path = self.path = "" if self.place is not None else resolve_model_path(self.model or "")
         held = self.engine.context, self.engine.threads, self.engine.cache.types()

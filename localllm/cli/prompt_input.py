@@ -163,6 +163,8 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
             decode_with_replacement(data, name) if encoding is None else (decode_text(data, name, encoding), "")
         )
     except UsageError as error:
+        if b"\0" in data and encoding is None:
+            raise UsageError(f"{name}: a binary file, not text; if it is text, set its --encoding NAME") from None
         raise UsageError(f"{error}; set another encoding with --encoding NAME") from None
     if warning:
         say(f"localllm: warning: {warning}; set another encoding with --encoding NAME")

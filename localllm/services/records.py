@@ -204,6 +204,18 @@ class Prompts:
         return [*instruction, {"role": "user", "content": text, **({"images": images} if images else {})}]
 
 
+def require_line(text: str | None, records: Sequence[Record]) -> None:
+    """Raise UsageError for a prompt with a field that no plain line has, if all records are plain lines."""
+    if text is None or any(mark in text for mark in JINJA):
+        return
+    unknown = [name for name in FIELD.findall(text) if name != "line"]
+    if unknown and records and all(isinstance(each.input, str) for each in records):
+        raise UsageError(
+            f"there is no field {in_braces(unknown)}: the input is plain lines, each of which is {{line}};"
+            " give a folder for a record of each file, with {file} and {text}"
+        )
+
+
 def in_braces(columns: Sequence[str]) -> str:
     """List columns as a prompt names them."""
     return ", ".join(f"{{{name}}}" for name in columns)

@@ -45,7 +45,8 @@ def table_writer(
         rows = rows_of(records) if table is None else table.rows
         with open(file.path, "rb") as source:
             results: dict[Any, Any] = {each["id"]: each for each in file.parse_lines(source.read())}
-        columns, joined = join_rows(records, rows, results, properties)
+        named = () if table is None else table.columns
+        columns, joined = join_rows(records, rows, results, properties, named)
         delimiter = table.delimiter if table and table.kind == kind == "csv" else ","
         with SafeFile(output) as made:
             made.write(encode_table(kind, columns, joined, delimiter))

@@ -174,10 +174,17 @@ def value_at(result: Row, path: tuple[str, ...]) -> Any:
 
 
 def join_rows(
-    records: Sequence[Record], rows: Sequence[Row], results: Mapping[Any, Row], properties: Sequence[str]
+    records: Sequence[Record],
+    rows: Sequence[Row],
+    results: Mapping[Any, Row],
+    properties: Sequence[str],
+    named: Sequence[str] = (),
 ) -> tuple[list[str], Iterator[Row]]:
-    """Return the columns of a table with answers, and its rows: those of records that have a result."""
-    columns = dict.fromkeys(key for row in rows for key in row)
+    """Return the columns of a table with answers, and its rows: those of records that have a result.
+
+    named: columns that it has even without rows.
+    """
+    columns = dict.fromkeys([*named, *(key for row in rows for key in row)])
     new = answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])
 
     def made() -> Iterator[Row]:

@@ -142,6 +142,22 @@ def test_a_prompt_names_columns(cli, table: Path):
     assert ask(Record(1, {"Item name": "milk"})) == 'milk as {"json": 1} and { x }'
 
 
+def test_a_table_without_rows_keeps_its_columns(cli, table: Path):
+    table.write_text("a,b\n")
+    out = table.with_name("out.csv")
+    assert cli("map", GUIDE, table, "-p", "{a}", "-o", out) == (0, "", "")
+    assert out.read_text() == "a,b,output\n"
+
+
+def test_a_field_that_no_plain_line_has_is_refused_at_once(cli, tmp_path: Path):
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    code, out, err = cli("map", GUIDE, tmp_path / "lines.txt", "-p", "Title: {text}")
+    assert (code, out) == (
+        2,
+        "",
+    ) and "there is no field {text}: the input is plain lines, each of which is {line}" in err
+
+
 def test_columns_of_answers_do_not_replace_those_of_the_input(cli, table: Path):
     table.write_text("output,colour\n1,2\n")
     out = table.with_name("out.csv")
