@@ -249,6 +249,22 @@ def test_questions_are_words_without_the_common_ones():
 def test_a_passage_that_another_has_is_left_out():
     passages = [Passage("a", 1, 10, ""), Passage("a", 4, 12, ""), Passage("a", 10, 20, ""), Passage("b", 1, 10, "")]
     assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
+    copies = [
+        Passage("a", 1, 3, "one\ntwo\nthree"),
+        Passage("b", 1, 3, "  one\n  two\n4"),
+        Passage("c", 1, 2, "one\n2"),
+    ]
+    assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2]
+
+
+def test_passages_begin_where_something_begins():
+    """Not in the middle of an item of a list, or of what is indented below an option."""
+    item = "- `tool` starts a program.\n" + "  It goes on with a line that is rather long, and says more of it.\n" * 5
+    made = cut_into_passages("a.md", "# Tools\n\n" + item * 6)
+    assert len(made) > 2 and all(each.text.startswith(("# Tools", "- `tool`")) for each in made)
+    option = "  --option N    Sets it, and has a text\n" + " " * 16 + "that goes on here.\n"
+    made = cut_into_passages("b.md", "```text\n" + option * 40 + "```\n")
+    assert len(made) > 2 and all(each.text.startswith(("```", "  --option")) for each in made)
 
 
 # ---- MCP

@@ -19,7 +19,7 @@ from localllm.files.folders import make_private
 from localllm.services.search.files import read_text
 from localllm.services.search.passages import SIZE, Passage, cut_into_passages
 
-VERSION = "2"  # of what is written
+VERSION = "3"  # of what is written
 BATCH = 64  # passages whose vectors are made and written at once
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, digest BLOB);

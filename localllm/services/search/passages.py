@@ -28,6 +28,10 @@ DEFINITION = re.compile(
 )
 
 
+ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)]) ")
+MARGIN = 3  # columns more than the least indented line, up to which a line begins something and goes on with nothing
+
+
 @frozen
 class Passage:
     """A part of a file.
@@ -95,7 +99,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
-    """Yield paragraphs as the first line and the line after the last; in code, definitions at the left margin."""
+    """Yield paragraphs and list items as the first line and the line after the last; in code, definitions."""
     start: int | None = None
     in_fence = False
     for number in range(first, last):
@@ -107,7 +111,7 @@ def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Ite
             if start is not None and begins and not follows:
                 yield start, number
                 start = None
-        elif is_blank and not in_fence and start is not None:
+        elif start is not None and not in_fence and (is_blank or ITEM.match(line)):
             yield start, number
             start = None
         if FENCE.match(line) and not is_code:
@@ -140,20 +144,38 @@ def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -
 
 
 def pieces(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
-    """Yield a block as passages: one, or several of about the same length by lines if it is much too long."""
+    """Yield a block as passages: one, or several of about the same length if it is much too long.
+
+    They begin at lines that are not indented as those are that go on with the one before, where there are enough.
+    """
     while end > begin and not lines[end - 1].strip():
         end -= 1
     left = sum(len(line) + 1 for line in lines[begin:end])
     start, length, aim = begin, 0, evenly(left, WHOLE * size)
-    for number in range(begin, end):
-        following = length + len(lines[number]) + 1
+    for first, last in units(lines, begin, end, size):
+        following = length + sum(len(line) + 1 for line in lines[first:last])
         if length > OVERLAP and (following > WHOLE * size or following - aim > aim - length):
-            yield Passage(path, start + 1, number, "\n".join(lines[start:number]), heading)
+            yield Passage(path, start + 1, first, "\n".join(lines[start:first]), heading)
             left -= length
-            start, following, aim = number, len(lines[number]) + 1, evenly(left, WHOLE * size)
+            start, following, aim = first, following - length, evenly(left, WHOLE * size)
         length = following
     if start < end:
         yield Passage(path, start + 1, end, "\n".join(lines[start:end]), heading)
+
+
+def units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield lines with those that are indented below them; a line alone where that would be longer than a passage."""
+    indents = [len(line) - len(line.lstrip()) for line in lines[begin:end]]
+    margin = MARGIN + min((indent for indent, line in zip(indents, lines[begin:end], strict=True) if line.strip()))
+    starts = [
+        begin,
+        *(begin + at for at in range(1, end - begin) if indents[at] <= margin and lines[begin + at].strip()),
+    ]
+    for first, last in pairwise([*starts, end]):
+        if sum(len(line) + 1 for line in lines[first:last]) > size:
+            yield from ((number, number + 1) for number in range(first, last))
+        else:
+            yield first, last
 
 
 def evenly(length: int, most: float) -> float:

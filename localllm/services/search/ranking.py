@@ -173,16 +173,19 @@ def words_of(question: str) -> list[str]:
 
 
 def without_repetition(found: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
-    """Return the first passages, without those that have most of their lines in a better one."""
+    """Return the first passages, without those most of whose lines are in a better one of the file, or as in it."""
     chosen = list[tuple[int, Passage]]()
     for id, passage in found:
         if len(chosen) == top:
             break
-        size = passage.last - passage.first + 1
-        if not any(
-            other.path == passage.path
-            and min(other.last, passage.last) - max(other.first, passage.first) + 1 > size / 2
-            for _, other in chosen
-        ):
+        if not any(other.path == passage.path and repeats(passage, other) for _, other in chosen):
             chosen.append((id, passage))
     return chosen
+
+
+def repeats(passage: Passage, other: Passage) -> bool:
+    """Return whether most lines of a passage are those of another one of its file, or say the same."""
+    size = passage.last - passage.first + 1
+    lines, others = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, other))
+    shared = min(other.last, passage.last) - max(other.first, passage.first) + 1
+    return shared > size / 2 or len(lines & others) > len(lines) / 2
