@@ -6,7 +6,7 @@ generated: a line costs its own tokens and some four more. Figures: docs/decisio
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from statistics import median
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import ContextError
 from localllm.generation.arguments import gather_options
-from localllm.services.line_templates import templates_of, without_time
+from localllm.services.line_templates import Template, templates_of, without_time
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -32,6 +32,8 @@ LANES = 8  # parts that are read at once, a line of each in a run
 AROUND = 16  # lines before and after one, with whose median it is compared
 SHARE = 0.4  # of the best line's score, which others have to have
 PICKED = 1024  # most tokens of the lines that are picked
+CLEAR = 0.8  # of the best line's score, which a template's line has to have for all lines like it to be read
+REREAD = 1000  # most of these
 LIKE_IT = "  [and {} more like this]"
 SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 
@@ -192,8 +194,7 @@ def find_lines(
     templates = templates_of(lines, question)
     chosen = sorted(number for each in templates for number in each.samples)
     scores = scores_of(model, question, lines, chosen, show)
-    least = SHARE * max(scores.values(), default=0.0)
-    mixed = [each for each in templates if is_mixed([scores[number] for number in each.samples], least)]
+    mixed = mixed_templates(templates, scores)
     if mixed:
         chosen = sorted({*chosen, *(number for each in mixed for number in each.lines)})
         scores = scores_of(model, question, lines, chosen, show)
@@ -211,9 +212,15 @@ def scores_of(
     return dict(zip(chosen, score_lines(model, question, texts, show), strict=True))
 
 
-def is_mixed(scores: Sequence[float], least: float) -> bool:
-    """Return whether some lines of a template clearly matter and others clearly do not; least: of one that does."""
-    return max(scores) >= least and min(scores) < least / 2
+def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:
+    """Return templates of which one line matters as much as any and another does not, of at most REREAD lines."""
+    best, left, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
+    for each in sorted(templates, key=lambda each: -max(scores[at] for at in each.samples)):
+        some = [scores[at] for at in each.samples]
+        if max(some) >= CLEAR * best and min(some) < SHARE / 2 * best and len(each.lines) <= left:
+            mixed.append(each)
+            left -= len(each.lines)
+    return mixed
 
 
 def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: Callable[[str], int]) -> list[int]:

@@ -251,10 +251,11 @@ def test_a_passage_that_another_has_is_left_out():
     assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
     copies = [
         Passage("a", 1, 3, "one\ntwo\nthree"),
-        Passage("b", 1, 3, "  one\n  two\n4"),
-        Passage("c", 1, 2, "one\n2"),
+        Passage("a", 5, 7, "  one\n  two\n4"),
+        Passage("a", 9, 10, "one\n2"),
+        Passage("b", 1, 3, "one\ntwo\nthree"),  # of another file, which -l should name
     ]
-    assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2]
+    assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2, 3]
 
 
 def test_passages_begin_where_something_begins():
