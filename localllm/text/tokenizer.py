@@ -201,8 +201,13 @@ class Tokenizer:
 
         sys.maxsize where a token may decode to any number: where normalizing, or special tokens, strip white space.
         """
-        longest = max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
-        return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8) * (GROWTH if self._composes else 1)
+        longest = max(self._longest_piece, MOST_UTF8)
+        return sys.maxsize if self._swallows else tokens * longest * (GROWTH if self._composes else 1)
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        """Return the most bytes of a token; found once, because going over 150,000 tokens takes long."""
+        return max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
         tokens: list[int] = []
