@@ -21,7 +21,7 @@ from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.options import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter
-from localllm.generation.speculation.eagle import uses_head
+from localllm.generation.speculation.eagle import attach_draft_head
 from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class Model(GenerationMixin):
         self.session = Session(PrefixCache(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
-        self.session.look = self.vision.look
+        self.session.encode_image = self.vision.encode
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}
 
@@ -214,7 +214,7 @@ class Model(GenerationMixin):
     def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
         """Return the draft model of a path; None for a file that is only a draft head, which is attached instead."""
         with self._opening:
-            if path not in self._draft_models and not uses_head(path, self.session.cache, self.tokenizer):
+            if path not in self._draft_models and not attach_draft_head(path, self.session.cache, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
             return self._draft_models.get(path)
 
@@ -335,7 +335,7 @@ def open_with_options(
         from localllm.text.builtin_templates import choose_template  # seldom needed
 
         choose_template(chat_template)
-    if hyperparameters.looks_ahead and not hyperparameters.fills:
+    if hyperparameters.bidirectional and not hyperparameters.fills:
         from localllm.engine.embedding_only import EmbeddingOnlyEngine  # seldom needed
 
         silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
@@ -392,7 +392,7 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
-        if (h := model.engine.hyperparameters).looks_ahead and not h.fills:
+        if (h := model.engine.hyperparameters).bidirectional and not h.fills:
             from localllm.engine.embedding_runner import EmbeddingRunner
             from localllm.engine.options import EngineOptions
 

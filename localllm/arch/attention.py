@@ -90,7 +90,7 @@ class Transformer(Hyperparameters):
         """Return how many tokens a layer sees, None for all."""
         return None
 
-    def ahead(self, layer: int) -> int:
+    def lookahead(self, layer: int) -> int:
         """Return how many later tokens a token sees in a layer."""
         return 0
 
@@ -200,8 +200,8 @@ def attend(
 ) -> Activation:
     """Rotate queries and keys, and attend; `given`: what else Scores has."""
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
-    heads, ahead = h.attention.heads[state.layer], h.ahead(state.layer)
-    return b.attend(q, k, v, state, Scores(heads, h.scale, ahead=ahead, **given))
+    heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
+    return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **given))
 
 
 def rotate_heads(

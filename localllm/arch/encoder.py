@@ -7,7 +7,7 @@ from localllm.arch.attention import LAYER_EPSILON, Transformer
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields
 from localllm.arch.pooling import NONE, pool_texts, read_pooling
-from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
+from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -20,14 +20,14 @@ class Encoder(Transformer):
         windows: by layer, how many tokens a token sees, half of them on each side; None for all.
     """
 
-    looks_ahead: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
     windows: tuple[int | None, ...] = field(default=(), kw_only=True)
 
     def window(self, layer: int) -> int | None:
         return behind(self.windows[layer]) if self.windows else None
 
-    def ahead(self, layer: int) -> int:
-        return ahead(self.windows[layer]) if self.windows else EVERY_TOKEN
+    def lookahead(self, layer: int) -> int:
+        return lookahead(self.windows[layer]) if self.windows else FULL_ATTENTION
 
     @property
     def norm_of_head(self) -> float:
@@ -39,9 +39,9 @@ def behind(window: int | None) -> int | None:
     return window // 2 + 1 if window else None
 
 
-def ahead(window: int | None) -> int:
+def lookahead(window: int | None) -> int:
     """Return how many later tokens of the window a token sees."""
-    return window // 2 if window else EVERY_TOKEN
+    return window // 2 if window else FULL_ATTENTION
 
 
 def encoder_fields(fields: Fields) -> dict[str, Any]:

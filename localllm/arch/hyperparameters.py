@@ -16,7 +16,7 @@ class Hyperparameters:
 
     Attributes:
         pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
-        looks_ahead: whether tokens see later ones, too; then the model makes no text.
+        bidirectional: whether tokens see later ones, too; then the model makes no text.
         fills: whether it fills masked places then.
         before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
             epsilon.
@@ -24,7 +24,7 @@ class Hyperparameters:
         start_token: what stands after that text, and begins the answer.
     """
 
-    looks_ahead: ClassVar[bool] = False
+    bidirectional: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     head_gelu: ClassVar[bool] = False
 
@@ -43,7 +43,7 @@ class Hyperparameters:
 
     @property
     def before_head(self) -> str:
-        return "cls" if self.looks_ahead else "last"
+        return "cls" if self.bidirectional else "last"
 
     @property
     def encode(self) -> Any:

@@ -25,7 +25,7 @@ from localllm.frozen import frozen
 Activation = Any
 Numbers = Any  # one integer for each row
 Choice = Any  # which experts the tokens of an activation go to
-EVERY_TOKEN = 1 << 40
+FULL_ATTENTION = 1 << 40
 
 
 @frozen
@@ -34,11 +34,11 @@ class Scores:
 
     A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
     (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025). Tokens also see
-    the next `ahead` tokens: EVERY_TOKEN for bidirectional attention.
+    the next `lookahead` tokens: FULL_ATTENTION for bidirectional attention.
 
     Biases are added by distance: of a head, number i where the key is i - reach positions after the query; the first
-    and the last one apply beyond (T5, Raffel et al. 2020). With `crosses`, queries of a decoder see the encoder's keys
-    instead of its own (cross-attention). With `windowed`, patches of an image see those of their window only.
+    and the last one apply beyond (T5, Raffel et al. 2020). With `cross_attention`, queries of a decoder see the
+    encoder's keys instead of its own. With `windowed`, patches of an image see those of their window only.
 
     With `logs`, the results of two sets of keys can be combined.
     """
@@ -48,10 +48,10 @@ class Scores:
     softcap: float = 0.0
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
-    ahead: int = 0
+    lookahead: int = 0
     chosen: Activation | None = None  # the keys of select_keys; None: all visible ones
     biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
-    crosses: bool = False
+    cross_attention: bool = False
     windowed: bool = False
     logs: bool = False  # append per head the logarithm of its sum of e^score, sinks included
 

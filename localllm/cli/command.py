@@ -7,7 +7,7 @@ from typer.core import TyperCommand
 
 from localllm.cli.argv import ParsedArgs, as_typed, read_words
 from localllm.cli.compat import ignored_option_warning
-from localllm.cli.defaults import Chosen, conflicting_options, read_config_defaults, strange
+from localllm.cli.defaults import Chosen, conflicting_options, read_config_defaults, unknown_settings
 from localllm.cli.help_text import colour_help, columns, command_help
 from localllm.cli.parameters import NAMED, SILENT, TYPED, Argument, Option, Parameter, converting, own_name
 from localllm.cli.terminal.output import say
@@ -108,7 +108,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
-            for line in strange(self.name or "", params, typed.get("model")):
+            for line in unknown_settings(self.name or "", params, typed.get("model")):
                 say(f"localllm: warning: {line}")
 
     def invoke(self, ctx: Any) -> Any:

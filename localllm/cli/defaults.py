@@ -135,7 +135,7 @@ def from_environment(variable: str, param: Parameter) -> Any:
         raise UsageError(f"{variable}: {error}") from None
 
 
-def strange(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
+def unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
     """Yield a warning for each unknown config key or LOCALLLM_ variable.
 
     What this command understands is not checked: it was converted already. To ask all commands takes 30 ms.

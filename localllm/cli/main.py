@@ -39,7 +39,7 @@ def main() -> NoReturn:
     """Run the command line, then exit."""
     prepare_interpreter()
     try:
-        require_surroundings()
+        check_environment()
         from localllm.cli.app import execute  # here, so that Ctrl-C during imports is an interruption like any other
 
         code = execute(sys.argv[1:])
@@ -53,7 +53,7 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def require_surroundings() -> None:
+def check_environment() -> None:
     """Make sure that the standard streams are open and that there is memory for more than imports.
 
     Raises LocalllmError. An opened file gets the lowest free descriptor: it must not become the stdout or stderr of
@@ -131,7 +131,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if hasattr(error, "format_message"):  # Typer's complaints about arguments
         return error.format_message(), 2
-    if isinstance(error, MemoryError) or is_want_of_memory(error):
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
         is_thread = "new thread" in str(error)
         return "not enough memory" + ", or too many threads" * is_thread, MemoryLimitError.exit_code
     if isinstance(error, OSError):
@@ -140,7 +140,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
     return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
 
 
-def is_want_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Threads that cannot start, and libraries that cannot be loaded where they are: other names for it."""
     signs = "can't start new thread", "failed to map segment", "Cannot allocate memory", "Could not find/load shared"
     return isinstance(error, OSError | ImportError | RuntimeError) and any(sign in str(error) for sign in signs)

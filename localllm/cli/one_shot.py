@@ -79,7 +79,7 @@ class OneShot:
         chosen = asking.generation_options(opening.reading(self.line), self.generation)
         texts = self.require_combination(system, chosen)
         if self.place is None:
-            opening.tell_choice(self.model)
+            opening.warn_builtin_model(self.model)
         with ExitStack() as stack:
             if thread is not None:
                 stack.enter_context(thread)
@@ -107,7 +107,7 @@ class OneShot:
                 remember(opened, thread, asked, answered, self.prompt.no_cache)
             if answered.interrupted:
                 raise KeyboardInterrupt
-            opening.settle(opened)
+            opening.finish_writes(opened)
             if longer is not None:
                 longer.finish()
             require_whole(chosen, [answer.finish_reason for answer in answered.answers])
@@ -245,7 +245,7 @@ class OneShot:
         """Print an answer as it is generated, or several at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
-            answers = several(opened, asked, chosen, output.n, output.beams, self.line)
+            answers = sample_n(opened, asked, chosen, output.n, output.beams, self.line)
             if not output.as_json:
                 texts = [answer.text for answer in answers]
                 if self.extracts:
@@ -366,7 +366,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -
         raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
 
 
-def several(
+def sample_n(
     model: "Model",
     asked: "str | list[int] | list[Message]",
     chosen: "GenerationOptions",

@@ -21,7 +21,7 @@ def model_or_builtin(model: str | None) -> str:
     return str(localllm.builtin_model()) if model is None else model
 
 
-def tell_choice(model: str | None) -> None:
+def warn_builtin_model(model: str | None) -> None:
     """Print a notice if no model was named."""
     if model is None:
         say("localllm: no model given; using the tiny built-in model, which only knows localllm")
@@ -88,7 +88,7 @@ def is_draft_model(speculate: str) -> bool:
     return speculate.startswith(DRAFT)
 
 
-def settle(model: "Model") -> None:
+def finish_writes(model: "Model") -> None:
     """Finish writing the prefix cache after the answer was printed; Ctrl-C skips that."""
     if model.prefixes is None:
         return

@@ -8,8 +8,8 @@ from localllm.compat.llama_completion import head, usage_of
 from localllm.compat.llama_logprobs import chat_logprobs
 from localllm.errors import UsageError
 from localllm.generation.logprobs import LikelyToken
-from localllm.generation.reasoning import THOUGHT, TextPart
-from localllm.generation.tools.tool_call import ToolCall, take
+from localllm.generation.reasoning import REASONING, TextPart
+from localllm.generation.tools.tool_call import ToolCall, append_part
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class ChatCompletion:
 
 def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, Any]:
     """Return a part of an answer as a delta; calls: so far, to which it is added; is_legacy: with function_call."""
-    if not take(calls, part):
-        return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
+    if not append_part(calls, part):
+        return {"reasoning_content" if part.kind == REASONING else "content": part.text}
     begins, index = part.kind == CALL, len(calls) - 1
     function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
     call = {**calls[-1].to_message(), "function": function} if begins else {"function": function}

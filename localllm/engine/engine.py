@@ -80,7 +80,7 @@ class Engine:
         options = options or EngineOptions()
         options.require_valid()
         model, self.hyperparameters = found or architecture(file)
-        if self.hyperparameters.looks_ahead and not self.hyperparameters.fills:
+        if self.hyperparameters.bidirectional and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context = options.context or self.hyperparameters.context

@@ -13,7 +13,7 @@ from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 
 
 class ReferenceBackend:
@@ -40,8 +40,8 @@ class ReferenceBackend:
         )
         self._matrices: dict[tuple[str, int], np.ndarray] = {}
 
-    def store(self) -> Remembered:
-        return Remembered(self._kv_type)
+    def store(self) -> ReferenceCache:
+        return ReferenceCache(self._kv_type)
 
     def places(self) -> tuple[int, int]:
         """Return zeros: no places are reserved, and there is no limit."""
@@ -63,7 +63,7 @@ class ReferenceBackend:
         """Keep how each layer's keys rotate."""
         self._turns = turns
 
-    def turn(self, store: Remembered, first: int, end: int, distance: int) -> None:
+    def turn(self, store: ReferenceCache, first: int, end: int, distance: int) -> None:
         for state, turn in self._turns.items():
             store.turn(state, turn, first, end, distance)
 

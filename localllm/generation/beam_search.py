@@ -105,7 +105,7 @@ class BeamSearch:
         self._add(ended)
         first = going[0][0] if going else None
         is_full = len(self.results) == self._beams
-        if first and first.left and not (is_full and self.results[-1].logprob >= first.logprob):
+        if first and first.remaining_tokens and not (is_full and self.results[-1].logprob >= first.logprob):
             return going
         self._add([child for child, _ in going])
         return []

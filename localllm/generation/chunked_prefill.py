@@ -30,7 +30,7 @@ OPERATIONS = 3.4e11
 # model such a step takes 0.4 s, others 0.16: one gap of a hundred is 2.8 times the median. It was 3.4 times with pages
 # that were read between steps, and 2.5 times with half a page between steps, at 0.94 of the tokens a second.
 # Where there are tiles, a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with 80 0.37: 2.8 times as long.
-HEARD = 80 if has_tiles() else 48
+LIVE_CHUNK = 80 if has_tiles() else 48
 
 
 class PrefillSegment(NamedTuple):
@@ -116,7 +116,7 @@ def most_between_steps(parameters: int) -> int:
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
-def piece(place: int, stretch: PrefillSegment, room: int) -> int:
+def chunk_size(place: int, stretch: PrefillSegment, room: int) -> int:
     """Return how many tokens of a segment to read in a run with `room` tokens left; 0 if it does not pay."""
     left = stretch.end - place
     if left <= room:
@@ -127,7 +127,7 @@ def piece(place: int, stretch: PrefillSegment, room: int) -> int:
     return max(0, (place + most) // step * step - place)
 
 
-def shareable(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
+def reusable_prefix(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
     """Return how many of the first `same` tokens, equal in both prompts, can reuse the other's cache."""
     place, is_whole = 0, True
     while place < same:

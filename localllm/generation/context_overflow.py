@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
 CHOICES = ("error", "drop-turns", "shift")
-SINKS = 4  # first tokens that stay at least: attention needs some to rest on (Xiao et al. 2023)
+SINK_TOKENS = 4  # first tokens that stay at least: attention needs some to rest on (Xiao et al. 2023)
 
 
 def require_choice(on_overflow: str | None, keep: int | None) -> None:

@@ -243,7 +243,7 @@ class PrefixCache:
 
     # ---- keeping ----
 
-    def was_read(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
+    def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """Remember the logits, float32 [1, vocab], of a prompt that was read in whole runs from position `begin` on."""
         tokens, runs = sequence.tokens, self.engine.runs
         if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:

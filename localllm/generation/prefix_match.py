@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from localllm.engine.image_tokens import last_end
 from localllm.engine.run import PRECISE_TOKENS, Runs
-from localllm.generation.chunked_prefill import PrefillSegments, shareable
+from localllm.generation.chunked_prefill import PrefillSegments, reusable_prefix
 
 
 class TurnBoundary(NamedTuple):
@@ -73,7 +73,7 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
     source, tokens, turns, aligned, has_logits, read_in = candidate
     same = common(tokens, ids)
     if read_in and segments:
-        return PrefixMatch(source, shareable(same, segments, read_in) if same else 0)
+        return PrefixMatch(source, reusable_prefix(same, segments, read_in) if same else 0)
     if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):

@@ -23,15 +23,15 @@ from localllm.frozen import frozen
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-THOUGHT, ANSWER = "thought", "answer"
+REASONING, ANSWER = "thought", "answer"
 EFFORTS = ("low", "medium", "high")
 CHOICES = ("auto", "on", "off", *EFFORTS)
-SIGN = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the same characters in a text are none
+ESCAPE = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the same characters in a text are none
 _TAIL = 32  # the last tokens of a prompt, among which a template opens a thought
 
 
 class TextPart(NamedTuple):
-    """A piece of text and its kind: THOUGHT or ANSWER."""
+    """A piece of text and its kind: REASONING or ANSWER."""
 
     kind: str
     text: str
@@ -97,17 +97,17 @@ class Tags:
     def detect_open(self, text: str) -> MarkBegun | None:
         bare = text.lstrip()
         if bare.startswith(self.opens):
-            return MarkBegun(THOUGHT, len(text) - len(bare) + len(self.opens))
+            return MarkBegun(REASONING, len(text) - len(bare) + len(self.opens))
         return None if self.opens.startswith(bare) else MarkBegun(ANSWER, 0)
 
     def end(self, kind: str) -> str:
-        return self.closes if kind == THOUGHT else ""
+        return self.closes if kind == REASONING else ""
 
     def rest(self, text: str) -> str:
         return text
 
     def with_escapes(self) -> "Tags":
-        return Tags(SIGN + self.opens, SIGN + self.closes)
+        return Tags(ESCAPE + self.opens, ESCAPE + self.closes)
 
 
 @frozen
@@ -140,7 +140,7 @@ class Channels:
             return MarkBegun(ANSWER, 0)
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
         if ends:
-            return MarkBegun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))
+            return MarkBegun(REASONING if self.thought in text[: min(ends)] else ANSWER, min(ends))
         return None if self._is_head(text) else MarkBegun(ANSWER, 0)
 
     def end(self, kind: str) -> str:
@@ -150,8 +150,8 @@ class Channels:
         return "" if self._is_head(text) else text
 
     def with_escapes(self) -> "Channels":
-        heads, others = (tuple(SIGN + mark for mark in marks) for marks in (self.heads, self.others))
-        return replace(self, heads=heads, others=others, closes=SIGN + self.closes)
+        heads, others = (tuple(ESCAPE + mark for mark in marks) for marks in (self.heads, self.others))
+        return replace(self, heads=heads, others=others, closes=ESCAPE + self.closes)
 
     def _is_head(self, text: str) -> bool:
         """Return whether a text may become a mark: all marks have the same beginning."""
@@ -245,10 +245,10 @@ class Thinking:
         tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
         if len(tokens) < len(format.marks):
             return cls(format, is_open, shown=tokens, closing=closing, budget=budget)
-        shown = {token: SIGN + mark for token, mark in tokens.items()}
-        plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
+        shown = {token: ESCAPE + mark for token, mark in tokens.items()}
+        plain = {ESCAPE + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
         if format.repeats:
-            starts, continuing = [token for token, mark in tokens.items() if mark != format.end(THOUGHT)], []
+            starts, continuing = [token for token, mark in tokens.items() if mark != format.end(REASONING)], []
         else:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
@@ -284,7 +284,7 @@ class ReasoningParser:
     """Splits an answer's text into reasoning and answer while it is generated.
 
     Attributes:
-        kind: the kind of the next text, THOUGHT or ANSWER; None as long as that is not known, or a head is being
+        kind: the kind of the next text, REASONING or ANSWER; None as long as that is not known, or a head is being
         written.
     """
 
@@ -293,7 +293,7 @@ class ReasoningParser:
         self.kind = None if thinking.format else ANSWER
         self._trims = thinking.is_open and not thinking.has_words
         if thinking.is_open:
-            self.kind = THOUGHT
+            self.kind = REASONING
 
     def begin_answer(self) -> None:
         """Treat all that follows as answer, with its white space."""
@@ -324,7 +324,7 @@ class ReasoningParser:
         if self.kind is None and self._format:
             held = self._format.rest(held)
         parts = list[TextPart]()
-        self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == THOUGHT else held)
+        self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == REASONING else held)
         return parts
 
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
@@ -339,11 +339,11 @@ class ReasoningParser:
         place = self._held.find(mark) if mark else -1
         if place >= 0:
             said, self._held = self._held[:place], self._held[place + len(mark) :]
-            self._say(parts, kind, said.rstrip() if kind == THOUGHT else said)
+            self._say(parts, kind, said.rstrip() if kind == REASONING else said)
             self.kind, self._trims = None if format.repeats else ANSWER, True
             return True
         safe = len(self._held) - overlap(self._held, mark)
-        if kind == THOUGHT:
+        if kind == REASONING:
             safe = len(self._held[:safe].rstrip())
         self._say(parts, kind, self._held[:safe])
         self._held = self._held[safe:]

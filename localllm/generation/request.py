@@ -14,7 +14,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.logprobs import LikelyToken, token_logprobs
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
 from localllm.generation.task import Task
 from localllm.text.tokenizer import Tokenizer
@@ -189,7 +189,7 @@ class Completion:
     @property
     def thinking(self) -> str:
         text = self.guide.transcript.thinking
-        return text[: len(text) - len(self._held_text(THOUGHT))] if self.banned else text
+        return text[: len(text) - len(self._held_text(REASONING))] if self.banned else text
 
     def _held_text(self, kind: str) -> str:
         """Return the text of one kind that may become a banned string."""
@@ -198,9 +198,9 @@ class Completion:
 
     @property
     def calls(self) -> "list[ToolCall]":
-        from localllm.generation.tools.tool_call import whole
+        from localllm.generation.tools.tool_call import complete_calls
 
-        return whole(self.guide.transcript.calls) if self.guide.transcript.calls else []
+        return complete_calls(self.guide.transcript.calls) if self.guide.transcript.calls else []
 
     @property
     def parsed(self) -> Any:
@@ -232,14 +232,14 @@ class Completion:
         return self.request.cached
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Return how many tokens may still be generated."""
         return self._limit - len(self.ids)
 
     @property
     def is_complete(self) -> bool:
         """Return whether the answer is finished."""
-        return self.has_ended or self.left == 0
+        return self.has_ended or self.remaining_tokens == 0
 
     @property
     def is_full(self) -> bool:
@@ -252,12 +252,12 @@ class Completion:
         return len(self.ids) > len(self.prompt)
 
     @property
-    def held(self) -> int:
+    def computed_tokens(self) -> int:
         """Return how many of its ids have been read."""
         return len(self.sequence.tokens) if self.sequence else 0
 
     @property
-    def unread(self) -> int:
+    def pending_tokens(self) -> int:
         """Return how many tokens are to be read before a step; the newest of the answer is the step's."""
         count = len(self.ids)
         return count - (count > len(self.prompt)) - (len(self.sequence.tokens) if self.sequence else 0)
@@ -269,7 +269,7 @@ class Completion:
 
     def next_segment(self) -> PrefillSegment:
         """Return the segment of the prompt to read next; between chunks of another sequence it is precise."""
-        held = self.held
+        held = self.computed_tokens
         segment, end = self.segments.at(held), self.reuse.end(held) if self.reuse else None
         if end is None or end >= segment.end:
             return segment
@@ -333,7 +333,7 @@ class Completion:
                 return [*self._released(), output]
             if (found := self.banned.push(output.token, place, row, output.parts)) is None:
                 return self._released()
-            self._go_back(found.before)
+            self._rewind(found.before)
             row = found.row
             processed = row if found.before.row is None else found.before.row
 
@@ -343,7 +343,7 @@ class Completion:
         released = self.banned.flush() if self.is_complete else self.banned.release()
         return [Output(self, one.token, one.parts, one.row) for one in released]
 
-    def _go_back(self, place: AnswerPlace) -> None:
+    def _rewind(self, place: AnswerPlace) -> None:
         """Undo tokens; the sequence follows when the step ends."""
         self._chosen -= len(self.ids) - place.length
         del self.logprobs[max(place.length - len(self.prompt), 0) :]
@@ -407,7 +407,9 @@ class Completion:
     def report_progress(self) -> None:
         """Report to the progress callback how much of the prompt has been read, before a run."""
         if not self.request.begun and self.options.on_progress:
-            self.options.on_progress(max(self.held - self.cached_tokens, 0), len(self.prompt) - self.cached_tokens)
+            self.options.on_progress(
+                max(self.computed_tokens - self.cached_tokens, 0), len(self.prompt) - self.cached_tokens
+            )
 
     def close(self) -> None:
         """Free the sequence; it is read again if the answer continues."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.generation.chunked_prefill import HEARD, end_of_run, piece
+from localllm.generation.chunked_prefill import LIVE_CHUNK, chunk_size, end_of_run
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
@@ -106,7 +106,9 @@ class Scheduler:
             return
         if not self._submitted and self._may_read:
             is_heard = self._cache.is_live and any(one.has_begun for one in self.running)
-            rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
+            rooms = (
+                (PAGE, LIVE_CHUNK) if is_heard else (self._chunk, PRECISE_TOKENS)
+            )  # who listens waits for short pieces
             reading, precise = self._reading(*rooms)
             if reading and not (is_heard and precise):
                 yield from self._run(reading, precise)
@@ -128,7 +130,7 @@ class Scheduler:
     def drop(self, request: Request) -> None:
         """Cancel an answer. Not during a step."""
         for answering in request.answers:
-            if answering in self.running and (answering.held > PAGE or not self._cache.is_shared):
+            if answering in self.running and (answering.computed_tokens > PAGE or not self._cache.is_shared):
                 self._cache.give_back(answering)
         self._remove(request)
 
@@ -158,11 +160,11 @@ class Scheduler:
         """Return whether anybody has something to read, or may join."""
         if self._cache.is_shared or self.waiting or not self.running:
             return True
-        return any(one.unread for one in self.running)
+        return any(one.pending_tokens for one in self.running)
 
     def _readers(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
-        yield from [one for one in self.running if one.unread]
+        yield from [one for one in self.running if one.pending_tokens]
         while (answering := self._next()) and self._may_join(answering):
             self.waiting.popleft()
             self._join(answering)
@@ -178,11 +180,11 @@ class Scheduler:
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
         best = self._cache.longest_match(answering)
-        unread = [ReuseCandidate(one, one.ids, segments=one.segments) for one in self.running if one.unread]
+        unread = [ReuseCandidate(one, one.ids, segments=one.segments) for one in self.running if one.pending_tokens]
         soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
         if soon.length >= best.length + PAGE:
             return False
-        needed = len(answering.ids) - best.length + sum(one.unread for one in self.running)
+        needed = len(answering.ids) - best.length + sum(one.pending_tokens for one in self.running)
         needed += PAGE * (answering.width + len(self.running))
         self._cache.touch(best.source)
         while needed > self._free_places() and self._cache.evict(spare=1):
@@ -194,7 +196,7 @@ class Scheduler:
         self.running.append(answering)
         if answering.sequence is None:
             self._cache.acquire(answering)
-        if self._precise and answering.left > 1:
+        if self._precise and answering.remaining_tokens > 1:
             self._speculator.listen(answering, others)
 
     # Prefill.
@@ -209,17 +211,17 @@ class Scheduler:
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
             answering.take_chunks()
-            held = answering.held
+            held = answering.computed_tokens
             answering.report_progress()
             if not self._cache.is_shared:
-                end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.unread)
+                end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.pending_tokens)
                 is_read = held == end or answering.is_stopped
                 return [] if is_read else [span_of(answering, end - held)], True
             stretch = answering.next_segment()
-            end, precise = min(stretch.end, held + answering.unread), stretch.precise and self._precise
+            end, precise = min(stretch.end, held + answering.pending_tokens), stretch.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
-            count = piece(held, stretch._replace(end=end, precise=precise), room) if precise == exact else 0
+            count = chunk_size(held, stretch._replace(end=end, precise=precise), room) if precise == exact else 0
             if not work and not count:
                 count = end - held  # less than two pages, which are not parted, or an image
             if not count:
@@ -232,7 +234,7 @@ class Scheduler:
 
     def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
         """Return the newest token of every decoding answer, followed by a draft in small batches."""
-        writing = [one for one in self.running if one.has_begun and not one.unread and not one.is_stopped]
+        writing = [one for one in self.running if one.has_begun and not one.pending_tokens and not one.is_stopped]
         if not with_drafts or len(writing) < len(self.running):
             return [AnswerSpan(one, one.ids[-1:]) for one in writing]
         drafts = self._speculator.drafts(writing, self._runs.others)
@@ -271,7 +273,10 @@ class Scheduler:
     def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
         """Submit spans to read. Raises MemoryLimitError if there are not enough places."""
         if self._places < sys.maxsize:
-            pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
+            pages = sum(
+                pages_of(one.answering.computed_tokens + len(one.ids)) - pages_of(one.answering.computed_tokens)
+                for one in work
+            )
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
         spans = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
@@ -282,7 +287,7 @@ class Scheduler:
         """Hand on what is drawn; before, if others run the model, too, the next tokens to be read with theirs."""
         if self._runs.others:  # they wait neither for the text's reader nor for the next step
             outputs = iter([*outputs])
-            writing = [] if any(one.unread for one in self.running) else self._writing(with_drafts=True)
+            writing = [] if any(one.pending_tokens for one in self.running) else self._writing(with_drafts=True)
             if writing:
                 self._submit(writing, precise=True)
         self._runs.settle()
@@ -298,7 +303,7 @@ class Scheduler:
                 answering.steps += 1
                 yield from self._accept(answering, draft, rows[-1 - len(draft) :])
             elif answering.sequence:
-                self._cache.was_read(answering.sequence, answering.cached_tokens, rows)
+                self._cache.record_prefill(answering.sequence, answering.cached_tokens, rows)
                 yield from self._begin(answering, rows[-1:])
         for request, group in searched.items():
             self._expand(request, group)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
-from localllm.generation.context_overflow import SINKS
+from localllm.generation.context_overflow import SINK_TOKENS
 from localllm.generation.conversation import Conversation, PartialAnswer, has_calls, is_conversation
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_cache import PrefixCache
@@ -65,7 +65,7 @@ class Session(Conversation):
         """
         super().__init__()
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
-        self.look: Callable[[Any], EncodedImage] = blind
+        self.encode_image: Callable[[Any], EncodedImage] = blind
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -269,7 +269,7 @@ class Session(Conversation):
         text, rest = (
             (render(messages), ()) if begun is None else self._render_partial(render, messages, begun, format.thoughts)
         )
-        looks = [self.look(image) for image in images]
+        looks = [self.encode_image(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
         seen = [seen for look in looks for seen in look.seen]
         return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
@@ -349,9 +349,9 @@ class Session(Conversation):
         return kept, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """Return how many tokens all conversations with the same system message begin with, SINKS at least."""
+        """Return how many tokens all conversations with the same system message begin with, SINK_TOKENS at least."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
-        return max(common(first, second), SINKS)
+        return max(common(first, second), SINK_TOKENS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
         """Make the decoder of an answer; with a constraint, it keeps every space."""

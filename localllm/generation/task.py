@@ -9,7 +9,7 @@ from localllm.engine.image_tokens import end_outside_images
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.context_overflow import SINKS, require_shift
+from localllm.generation.context_overflow import SINK_TOKENS, require_shift
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import Thinking
 from localllm.generation.transcript import Transcript
@@ -57,7 +57,7 @@ class Task:
         if self.options.on_overflow != "shift":
             self.require_room(context)
             return None
-        kept = end_outside_images(self.prompt, SINKS if self.options.keep is None else self.options.keep)
+        kept = end_outside_images(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
         require_shift(kept, context)
         self.require_room(sys.maxsize)
         return kept

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.reasoning import ANSWER, SIGN, THOUGHT, ReasoningParser, TextPart, Thinking, overlap
+from localllm.generation.reasoning import ANSWER, ESCAPE, REASONING, ReasoningParser, TextPart, Thinking, overlap
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.text.tokenizer import StreamDecoder
 
@@ -163,7 +163,7 @@ class Transcript:
         for kind, text in parts:
             if self._stops.found:
                 break
-            if SIGN in text:
+            if ESCAPE in text:
                 for mark, plain in self._plain.items():
                     text = text.replace(mark, plain)
             if items := {ANSWER: self._distinct, ARGUMENTS: self._call_distinct}.get(kind):
@@ -174,15 +174,15 @@ class Transcript:
         return said
 
     def _record(self, kind: str, text: str) -> list[TextPart]:
-        if kind == THOUGHT:
+        if kind == REASONING:
             self.thinking += text
         elif kind == ANSWER:
             self.text += text
         elif text:
-            from localllm.generation.tools.tool_call import take  # seldom needed
+            from localllm.generation.tools.tool_call import append_part  # seldom needed
 
             if kind == CALL:
                 self._call_json = self._call_json and JsonCompactor()
                 self._call_distinct = self._calls.distinct_items(text) if self._calls else None
-            take(self.calls, TextPart(kind, text))
+            append_part(self.calls, TextPart(kind, text))
         return [TextPart(kind, text)] if text else []

@@ -64,7 +64,7 @@ ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
 # On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
 RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
 # y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
-TEMPER = arguments("count x positions slope length offset y stride columns")
+SCALE_BY_POSITION = arguments("count x positions slope length offset y stride columns")
 # y = x in BF16.
 ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
@@ -119,10 +119,12 @@ HADAMARD = arguments("count x y stride columns block")
 # begin at `base`.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
 # What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
-# A window is of the last tokens, or the last chunk of so many tokens if it is chunked; `ahead` tokens behind a token
-# are seen, too. What an encoder has read are a sequence's first `encoded` tokens: all that is seen if attention
-# crosses, and else not seen.
-PLAN = arguments("sequences sequence_count heads kv_heads window chunked ahead crosses units unit_count splits")
+# A window is of the last tokens, or the last chunk of that many tokens if it is chunked; the `lookahead` next tokens
+# are visible, too. A sequence's first `encoded` tokens were read by an encoder: cross-attention sees only these, other
+# attention none of them.
+PLAN = arguments(
+    "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits"
+)
 # Some rows (token * group + query head in group) and a range of keys, those before `lowest` hidden. Of a split range,
 # `split` is the part.
 UNIT = arguments("table kv_head first_row rows lowest begin end split")
@@ -139,36 +141,36 @@ SPLIT = arguments("count slot")
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked period ahead crosses slopes"
-    " biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked period lookahead"
+    " cross_attention slopes biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked period ahead slopes chosen chosen_stride choice_stride bundles parts"
-    " partial partial_bytes"
+    " heads kv_heads scale softcap window chunked period lookahead slopes chosen chosen_stride choice_stride bundles"
+    " parts partial partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments(
-    "count positions owners sequences heads value_dim window chunked ahead sinks logs chosen chosen_stride"
+    "count positions owners sequences heads value_dim window chunked lookahead sinks logs chosen chosen_stride"
     " choice_stride kv_heads parts partial partial_bytes y y_stride"
 )
 # The same on a card, for many tokens: see cuda/attend_many.py.
 ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked ahead slopes sinks"
+    " heads kv_heads scale softcap window chunked lookahead slopes sinks"
 )
 # Of each token the `most` blocks of keys up to its own with the largest sums over heads of weight * max(q k, 0), k the
 # last of the block: y, a row of bits for each; weights f32 [tokens, heads]; keys of a single head.
-CHOOSE = arguments(
+SELECT_KEYS = arguments(
     "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most block y"
     " y_stride scratch scratch_bytes"
 )
 # The same of each head: the `most` blocks with the largest q k, the last `local` always; bits of a head are
 # choice_stride behind those of the one before.
-CHOOSE_BLOCKS = arguments(
+SELECT_KEY_BLOCKS = arguments(
     "count positions owners sequences q q_stride keys key_bytes key_dim heads most block local y y_stride choice_stride"
     " scratch scratch_bytes"
 )
@@ -281,7 +283,7 @@ KERNELS: dict[str, Any] = {
     "join": JOIN,
     "add_rms_norm": ADD_RMS_NORM,
     "rms_norm_rope": RMS_NORM_ROPE,
-    "temper": TEMPER,
+    "scale_by_position": SCALE_BY_POSITION,
     "round_bf16": ROUND_BF16,
     "quantize_words": QUANTIZE_WORDS,
     "angles": ANGLES,
@@ -298,8 +300,8 @@ KERNELS: dict[str, Any] = {
     "store": STORE,
     "recall": STORE,
     "hadamard": HADAMARD,
-    "choose": CHOOSE,
-    "choose_blocks": CHOOSE_BLOCKS,
+    "select_keys": SELECT_KEYS,
+    "select_key_blocks": SELECT_KEY_BLOCKS,
     "plan": PLAN,
     "attend": ATTEND,
     "attend_tiles": ATTEND,

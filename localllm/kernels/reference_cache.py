@@ -9,7 +9,7 @@ import numpy as np
 from localllm.quant.layouts import IQ4_VALUES
 
 
-class Remembered:
+class ReferenceCache:
     """KV cache and recurrent states of a sequence in the reference backend.
 
     By state: keys and values float32 [2][tokens, heads, head dimension], and the states of recurrent layers after
@@ -50,9 +50,9 @@ class Remembered:
         """Prepare for `count` tokens after the first `length`."""
         self._length = length + count
 
-    def fork(self, length: int) -> "Remembered":
+    def fork(self, length: int) -> "ReferenceCache":
         """Another one; arrays are never changed, so both may have them."""
-        twin = Remembered(self._kv_type, self._layers, self._states, self._length)
+        twin = ReferenceCache(self._kv_type, self._layers, self._states, self._length)
         twin._rotations = self._rotations
         return twin
 
@@ -73,7 +73,7 @@ class Remembered:
         self._length -= count
         return self._length
 
-    def append_from(self, source: "Remembered", first: int, length: int, count: int) -> bool:
+    def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another one, from position `first` on, after the first `length`."""
         self._layers = {
             layer: [

@@ -18,7 +18,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.operations.linear import with_bias
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from localllm.quantizing.liveness import LastReads
 
 KEPT_AS = KVType.of("f16")  # storage type of keys and values
@@ -116,7 +116,7 @@ def plan_reuse(
     return filled, [RecordedActivations((), filled.made, start) for start in starts]
 
 
-class StreamingKvStore(Remembered):
+class StreamingKvStore(ReferenceCache):
     """A sequence's keys and values of the current layer, and those that several layers share."""
 
     def __init__(self, shared: Container[Any]):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import THOUGHT
+from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.anthropic_blocks import parse_messages
 from localllm.server.anthropic_tools import find_client_tool
@@ -201,7 +201,7 @@ def format_change(change: Change) -> dict[str, Any]:
         return {"type": "content_block_stop", "index": block.index}
     assert action == DELTA
     deltas = {
-        THOUGHT: {"type": "thinking_delta", "thinking": text},
+        REASONING: {"type": "thinking_delta", "thinking": text},
         CALL: {"type": "input_json_delta", "partial_json": text},
     }
     delta = deltas.get(block.kind, {"type": "text_delta", "text": text})
@@ -210,7 +210,7 @@ def format_change(change: Change) -> dict[str, Any]:
 
 def format_block(block: Block) -> dict[str, Any]:
     """Format a block, as far as it is generated."""
-    if block.kind == THOUGHT:
+    if block.kind == REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == CALL:
         return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": loads(block.text or "{}")}

@@ -94,7 +94,7 @@ def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
         _, h = architecture(file)
     except (ModelError, UnsupportedError):
         return ()
-    if h.looks_ahead and not h.fills:
+    if h.bidirectional and not h.fills:
         return ("embedding",)
     found = {
         "completion": True,

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.logprobs import LikelyToken, TokenLogprob
-from localllm.generation.reasoning import THOUGHT, TextPart
-from localllm.generation.tools.tool_call import ToolCall, take
+from localllm.generation.reasoning import REASONING, TextPart
+from localllm.generation.tools.tool_call import ToolCall, append_part
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
@@ -54,8 +54,8 @@ class Choice:
     def take(self, token_event: TokenEvent) -> None:
         """Append the text, reasoning or tool calls of an event."""
         for part in token_event.parts:
-            if not take(self.calls, part):
-                (self.thinking if part.kind == THOUGHT else self.text).append(part.text)
+            if not append_part(self.calls, part):
+                (self.thinking if part.kind == REASONING else self.text).append(part.text)
         if token_event.logprob:
             self.logprobs.append(token_event.logprob)
         self.finish_reason = token_event.finish_reason or self.finish_reason
@@ -177,12 +177,12 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
 def format_delta(part: TextPart, choice: Choice) -> dict[str, Any]:
     """Format a part as a delta; choice: collects its tool calls so far."""
     if part.kind == CALL:
-        take(choice.calls, part)
+        append_part(choice.calls, part)
         return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].to_message(), "function": {
             "name": part.text, "arguments": ""}}]}  # fmt: skip
     if part.kind == ARGUMENTS:
         return {"tool_calls": [{"index": len(choice.calls) - 1, "function": {"arguments": part.text}}]}
-    return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
+    return {"reasoning_content" if part.kind == REASONING else "content": part.text}
 
 
 def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import THOUGHT
+from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body
@@ -190,8 +190,8 @@ def format_call_events(change: Change, fields: Event, origins: Origins) -> Itera
 def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
     """Yield the events of a text's or reasoning's only part."""
     action, block, text = change
-    prefix = "response.reasoning_text" if block.kind == THOUGHT else "response.output_text"
-    extra: Event = {} if block.kind == THOUGHT else {"logprobs": []}
+    prefix = "response.reasoning_text" if block.kind == REASONING else "response.output_text"
+    extra: Event = {} if block.kind == REASONING else {"logprobs": []}
     if action == OPEN:
         yield {"type": "response.content_part.added", **fields, "part": format_part(block, "")}
     elif action == CLOSE:
@@ -202,7 +202,7 @@ def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
 
 
 def format_part(block: Block, text: str) -> dict[str, Any]:
-    if block.kind == THOUGHT:
+    if block.kind == REASONING:
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -218,7 +218,7 @@ def format_item(block: Block, id: str, status: str, origins: Origins, has_conten
         arguments = block.text if has_content else ""
         return format_call(origin_of(block, origins), id, f"call_{block.id}", arguments, status)
     content = [format_part(block, block.text)] if has_content else []
-    if block.kind == THOUGHT:
+    if block.kind == REASONING:
         return {"type": "reasoning", "id": id, "summary": [], "content": content, "status": status}
     return {"type": "message", "id": id, "role": "assistant", "content": content, "status": status}
 

@@ -20,7 +20,7 @@ def makes_no_text(path: str) -> bool:
     """Return whether a model only makes embeddings or scores. Raises ModelError."""
     with GGUFFile.open(path) as file:
         hyperparameters = architecture(file)[1]
-        return hyperparameters.looks_ahead and not hyperparameters.fills
+        return hyperparameters.bidirectional and not hyperparameters.fills
 
 
 def measure(

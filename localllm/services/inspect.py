@@ -118,7 +118,7 @@ def count_heads(h: Hyperparameters | None, name: str) -> int | None:
 
 def is_reader(h: Hyperparameters) -> bool:
     """Return whether a model only makes embeddings or scores."""
-    return h.looks_ahead and not h.fills
+    return h.bidirectional and not h.fills
 
 
 def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:

@@ -80,7 +80,7 @@ def now(said: Answer, each: float) -> float:
     """Return the time that the answer takes."""
     costs = StepCostModel()
     for count in range(1, MOST + 2):
-        costs.took(count, 1 + each * (count - 1))
+        costs.record(count, 1 + each * (count - 1))
     guesses, rest, spent = Guesses(said.proposers(), costs), said.rest, 0.0
     while rest:
         draft = guesses.draft(len(rest) - 1)

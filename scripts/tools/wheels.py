@@ -71,7 +71,7 @@ def kernels_by_part() -> dict[str, list[str]]:
     parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
     kinds = {name for name, module in MODULES.items() if not module.startswith("amx")}
     by_format = {*PIECES, "linear_float", "embed"}
-    by_storage = {"attend", "store", "recall", "choose", "choose_blocks"}
+    by_storage = {"attend", "store", "recall", "select_keys", "select_key_blocks"}
     by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
     parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}
     parts["recurrent"] = [f"{name}-{rule}" for name, rules in by_rule.items() for rule in rules]

@@ -87,13 +87,13 @@ def prompted(folder: Path, name: str) -> tuple[list[int], np.ndarray, np.ndarray
     write(seeing(name), folder / "model.gguf")
     write_projector(projector(name), folder / "mmproj.gguf")
     with localllm.open(folder / "model.gguf", threads=2, cache=False, kv_type="f32") as model:
-        images = [model.vision.look(image).ids for image in shown(name)]
+        images = [model.vision.encode(image).ids for image in shown(name)]
         ids = [
             token
             for text, image in zip(TEXT_AROUND, [*images, []], strict=True)
             for token in (*model.tokenizer.encode(text, special=True), *image)
         ]
-        rows = np.concatenate([seen.rows for known in model.vision.eye._known.values() for seen in known.seen])
+        rows = np.concatenate([seen.rows for known in model.vision.encoder._known.values() for seen in known.seen])
         return ids, model.sequence().append(ids)[0], rows
 
 

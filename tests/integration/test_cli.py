@@ -449,11 +449,11 @@ def test_ctrl_c_while_a_class_is_made():
 STARTING = """
 import os
 from localllm.cli import main
-require = main.require_surroundings
+require = main.check_environment
 def tell():
     os.write(2, b"begun\\n")
     require()
-main.require_surroundings = tell
+main.check_environment = tell
 main.program()
 """
 

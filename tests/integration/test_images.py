@@ -15,7 +15,7 @@ from engines import bound
 from models import write
 from models.projectors import PROJECTORS, projector, seeing, write_projector
 from PIL import Image
-from pooled import beginning_with
+from pooled import acquire
 
 import localllm
 from localllm.engine.image_tokens import is_within, last_end
@@ -79,7 +79,7 @@ def test_ids_and_order(models, opened):
     assert opened.tokenizer.decode(prompt[places[3] + 1 :], special=True).startswith("What?<|im_end|>")
     parts = [{"type": "image", "image": one}, {"type": "image", "image": two}, {"type": "text", "text": "What?"}]
     assert opened.session.encode_chat([{"role": "user", "content": parts}]) == prompt
-    assert opened.vision.eye.encoded == 2
+    assert opened.vision.encoder.encoded == 2
 
 
 def test_marks_in_a_text_are_text(models, opened):
@@ -100,11 +100,11 @@ def test_a_conversation_reads_an_image_once(models, opened):
     second = session.ask("And now?")
     list(second)
     assert second.cached_tokens >= first.prompt_tokens - 1
-    assert opened.vision.eye.encoded == 1
+    assert opened.vision.encoder.encoded == 1
     assert session.undo() == "And now?" and session.undo() == "What?"
     again = session.ask("What?", images=[models / "two.jpg"])
     list(again)
-    assert again.cached_tokens < first.prompt_tokens and opened.vision.eye.encoded == 2
+    assert again.cached_tokens < first.prompt_tokens and opened.vision.encoder.encoded == 2
 
 
 def test_as_read_anew(models, opened):
@@ -140,7 +140,7 @@ def test_another_question_reads_no_image_again(tmp_path, name, before):
 
     def logits(model, prompt) -> tuple[int, np.ndarray]:
         """How many tokens were read, and what comes next."""
-        with beginning_with(model.session.cache, prompt) as begun:
+        with acquire(model.session.cache, prompt) as begun:
             held = len(begun.sequence.tokens)
             return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
 
@@ -245,7 +245,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     options = GenerationOptions(4, sampling=SamplingOptions(temperature=0))
     answers = [opened.session.chat(asked, options) for _ in range(2)]
     requests = [opened.session.request(asked, options) for _ in range(2)]
-    assert opened.vision.eye.encoded == 8 and not opened.vision.eye._known
+    assert opened.vision.encoder.encoded == 8 and not opened.vision.encoder._known
     told = ["".join(answer) for answer in answers]
     with closing(opened.batch(iter(requests))) as batch:
         assert sum(map(len, batch)) == 2
@@ -386,7 +386,7 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
         opened.session.encode_chat([{"role": "user", "content": "?", "images": [source]}])
         for source in (path, str(path), path.read_bytes(), image, np.asarray(image))
     ]
-    assert all(prompt == prompts[0] for prompt in prompts) and opened.vision.eye.encoded == 1
+    assert all(prompt == prompts[0] for prompt in prompts) and opened.vision.encoder.encoded == 1
 
 
 def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):

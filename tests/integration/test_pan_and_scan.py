@@ -29,12 +29,12 @@ def test_rows_and_words(tmp_path):
     """The prompt is the one that has the whole picture and then its crops, each by itself, in the words' places."""
     path, shown = folder_of("gemma3", tmp_path), picture((600, 300), 1)
     with localllm.open(path, threads=2, cache=False, pan_and_scan=True) as model:
-        ids = model.vision.look(shown).ids
+        ids = model.vision.encode(shown).ids
         logits = model.sequence().append(ids)[0]
-        assert model.vision.eye.encoded == 1
+        assert model.vision.encoder.encoded == 1
     with localllm.open(path, threads=2, cache=False) as model:
         parts = [shown, shown.crop((0, 0, 300, 300)), shown.crop((300, 0, 600, 300))]
-        looks = [[token for token in model.vision.look(part).ids if token < 0] for part in parts]
+        looks = [[token for token in model.vision.encode(part).ids if token < 0] for part in parts]
         texts = [model.tokenizer.encode(text, special=True) for text in WORDS.split("{}")]
         expected = [token for text, look in zip(texts, [*looks, []], strict=True) for token in (*text, *look)]
         assert np.array_equal(np.maximum(ids, -1), np.maximum(expected, -1)) and ids.count(-1) == 0

@@ -23,7 +23,7 @@ from localllm import api, builtin_model
 from localllm.cli.commands.serve import keys_of
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.files.cache import prefix_files
-from localllm.generation.chunked_prefill import HEARD
+from localllm.generation.chunked_prefill import LIVE_CHUNK
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.request import Output
 from localllm.generation.sampling.options import SamplingOptions
@@ -369,7 +369,7 @@ def test_who_listens_does_not_wait_for_others_prompts(told: Served):
         engine.gate.set()
         assert long.result().status == other.result().status == 200
     beside = [step[0] for step in engine.steps[before:] if len(step) == 2 and step[0] > 1]
-    assert len(beside) >= 2 and max(beside) <= HEARD and sum(beside) > 90  # each beside a token of the other
+    assert len(beside) >= 2 and max(beside) <= LIVE_CHUNK and sum(beside) > 90  # each beside a token of the other
 
 
 def test_a_conversation_goes_on_where_it_was(guide: Served):

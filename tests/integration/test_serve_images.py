@@ -150,7 +150,7 @@ def test_what_was_read_is_used(folder):
         assert cached(two, one, text="What?") >= 145
         assert cached(two, one, text="When?") >= 290
         assert 145 <= cached(one, two, text="What?") < 290
-        assert served.model().vision.eye.encoded == 2
+        assert served.model().vision.encoder.encoded == 2
 
 
 def test_files_below_folders(served: Served, folder):

@@ -9,7 +9,7 @@ from localllm.generation.prefix_cache import CachedSequence, PrefixCache, Prefix
 
 
 @contextmanager
-def beginning_with(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
+def acquire(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
     """Yield a sequence of a cache, as of PrefixCache.begin, which is put back and collected at the end."""
     begun = cache.begin(PrefixQuery(ids, **how))
     try:

@@ -8,7 +8,7 @@ class Free(StepCostModel):
 
     are_known = True
 
-    def of(self, tokens: int) -> float:
+    def relative(self, tokens: int) -> float:
         return 1.0
 
     def of_time(self, seconds: float) -> float:

@@ -39,7 +39,7 @@ class Talker(FakeEngine):
         super().__init__(tokenizer.vocab_size, self.next_token, context)
         self._tokenizer, self.tail = tokenizer, tokenizer.encode(HEADER, special=True)
         self.hyperparameters = SimpleNamespace(
-            arch="llama", context=512, states=tuple, fills=False, looks_ahead=False, start_token=None
+            arch="llama", context=512, states=tuple, fills=False, bidirectional=False, start_token=None
         )
         self.lock, self.warning, self._answers = lock_for(self), None, dict[str, list[int]]()
 

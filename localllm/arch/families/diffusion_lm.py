@@ -11,7 +11,7 @@ from localllm.arch.attention import Transformer
 from localllm.arch.families import llama, qwen3
 from localllm.arch.feed_forward import read_routing
 from localllm.arch.metadata import Fields
-from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
+from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -20,11 +20,11 @@ MIXTURES = {"llada-moe": False, "rnd1": True}  # whether the weights of the chos
 
 @frozen
 class Masked(Transformer):
-    looks_ahead: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
     fills: ClassVar[bool] = True
 
-    def ahead(self, layer: int) -> int:
-        return EVERY_TOKEN
+    def lookahead(self, layer: int) -> int:
+        return FULL_ATTENTION
 
 
 def read(fields: Fields) -> Masked:

@@ -6,7 +6,7 @@ Unlike Gemma 3: tokens see later ones, too, windows reach as far ahead as back; 
 from dataclasses import fields as dataclass_fields
 from typing import ClassVar
 
-from localllm.arch.encoder import ahead, behind, own_pooling
+from localllm.arch.encoder import behind, lookahead, own_pooling
 from localllm.arch.families import gemma3
 from localllm.arch.families.gemma3 import Gemma3
 from localllm.arch.metadata import Fields
@@ -17,13 +17,13 @@ from localllm.frozen import frozen
 
 @frozen
 class EmbeddingGemma(Gemma3):
-    looks_ahead: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
 
     def window(self, layer: int) -> int | None:
         return behind(self.windows[layer])
 
-    def ahead(self, layer: int) -> int:
-        return ahead(self.windows[layer])
+    def lookahead(self, layer: int) -> int:
+        return lookahead(self.windows[layer])
 
 
 def read(fields: Fields) -> EmbeddingGemma:

@@ -20,7 +20,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.pooling import pool_texts
-from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder, Scores
+from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
@@ -54,7 +54,7 @@ class T5(Hyperparameters):
 
 
 class T5Encoder(T5):
-    looks_ahead: ClassVar[bool] = True
+    bidirectional: ClassVar[bool] = True
 
     @property
     def encode(self) -> None:
@@ -85,7 +85,7 @@ def read(fields: Fields) -> T5:
 
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
     """Compute the logits of the wanted tokens, or a row for each text of an encoder alone."""
-    if h.looks_ahead:
+    if h.bidirectional:
         return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
     biases = distances(b, decoder, h, both_ways=False)
@@ -93,7 +93,7 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
         layer = decoder.block(state.layer)
         x = attention(b, layer, h, state, x, biases=biases)
         q = b.linear(b.rms_norm(x, layer.cross_attn_norm, h.epsilon), layer.cross_attn_q)
-        y = b.attend(q, None, None, read, Scores(h.heads, 1.0, crosses=True))
+        y = b.attend(q, None, None, read, Scores(h.heads, 1.0, cross_attention=True))
         b.ignore(layer.get("cross_attn_rel_b", by_layer=True))
         x = feed_forward(b, layer, h, b.add(x, b.linear(y, layer.cross_attn_o)))
     x = b.rms_norm(b.select(x, b.wanted), decoder.output_norm, h.epsilon)
@@ -114,7 +114,7 @@ def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     biases = distances(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
         layer = w.block(state.layer)
-        x = feed_forward(b, layer, h, attention(b, layer, h, state, x, biases=biases, ahead=EVERY_TOKEN))
+        x = feed_forward(b, layer, h, attention(b, layer, h, state, x, biases=biases, lookahead=FULL_ATTENTION))
     return b.rms_norm(x, w.output_norm, h.epsilon)
 
 

@@ -49,7 +49,7 @@ class ClipText(Vision):
     """The hyperparameters of CLIP's text encoder. context: the most tokens of one."""
 
     exact: ClassVar[bool] = True
-    ahead: ClassVar[int] = 0
+    lookahead: ClassVar[int] = 0
 
     context: int
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.verbs import EVERY_TOKEN
+from localllm.arch.verbs import FULL_ATTENTION
 from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -59,7 +59,7 @@ class Vision:
 
     vocab_size: ClassVar[int] = 0
     exact: ClassVar[bool] = False  # whether gelu is by erf
-    ahead: ClassVar[int] = EVERY_TOKEN  # how many rows behind it a row sees
+    lookahead: ClassVar[int] = FULL_ATTENTION  # how many rows behind it a row sees
     sees_ahead: ClassVar[bool] = False  # whether the language model lets tokens of an image see those behind them
 
     @property

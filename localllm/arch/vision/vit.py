@@ -80,7 +80,7 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: 
         for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
     q, k = (turn(q), turn(k)) if turn else (q, k)
-    scores = Scores(h.heads, h.head_dim**-0.5, ahead=h.ahead, windowed=h.windowed(state.layer))
+    scores = Scores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
     seen = b.attend(q, k, v, state, scores)
     x = b.add(x, layer_scale(b, b.linear(seen, w.attn_out), w.get("ls1")))
     return b.add(x, layer_scale(b, feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))

@@ -68,4 +68,4 @@ def ask(
         if len(used) < len(hits):
             say(f"localllm: {len(used)} of {len(hits)} passages fit the context of {answering.context} tokens")
         write("".join(f"{line}\n" for line in ["", *cited(answer.text, used)]))
-        opening.settle(answering)
+        opening.finish_writes(answering)

@@ -115,7 +115,7 @@ def chat(
         images=images,
     )  # fmt: skip
     if place is None:
-        opening.tell_choice(own)
+        opening.warn_builtin_model(own)
     with ExitStack() as leaving:
         calls = tools.open_tools(leaving)
         first = open_here(path)
@@ -139,7 +139,7 @@ def chat(
             hold(conversation, open_here)
         finally:
             conversation.leave()
-        opening.settle(conversation.model)
+        opening.finish_writes(conversation.model)
 
 
 def open_for_chat(
@@ -181,7 +181,7 @@ def answer_once(
         interrupted = stream(answer, line)
     if interrupted:
         raise KeyboardInterrupt
-    opening.settle(model)
+    opening.finish_writes(model)
     require_whole(chosen, [answer.finish_reason])
 
 

@@ -80,7 +80,7 @@ class TerminalConversation:
 
             load_image(path)  # whether the server's model sees it, only the server knows
         else:
-            self.model.vision.look(path)
+            self.model.vision.encode(path)
         self.images.append(os.path.abspath(path))  # a session may go on in another folder
 
     def read(self, text: str, name: str) -> None:
@@ -176,7 +176,7 @@ class TerminalConversation:
 
     def _show(self, answer: "Generation") -> None:
         """Show the answer as it streams; Ctrl-C also stops the server's generation."""
-        from localllm.generation.reasoning import ANSWER, THOUGHT
+        from localllm.generation.reasoning import ANSWER, REASONING
 
         shown, interrupted = page(self.markdown), False
         with type_ahead():
@@ -185,7 +185,7 @@ class TerminalConversation:
                 for kind, text in answer.parts:
                     self._line.clear()
                     if kind == ANSWER or self.shows_thoughts:
-                        shown.push(text, kind == THOUGHT)
+                        shown.push(text, kind == REASONING)
                     else:
                         self._line.show(f"thinking: {answer.completion_tokens} tokens")
             except KeyboardInterrupt:

@@ -25,15 +25,15 @@ def stream(
 
     thoughts: show them, on a terminal.  out: what writes the answer, None for stdout.
     """
-    from localllm.generation.reasoning import ANSWER, THOUGHT  # here, because every command imports this module
+    from localllm.generation.reasoning import ANSWER, REASONING  # here, because every command imports this module
 
     interrupted, shown, out = False, "", out or page_of_stdout()
     try:
         for kind, piece in answer.parts:
             line.clear()
-            if kind == THOUGHT and thoughts:
+            if kind == REASONING and thoughts:
                 dim_piece(piece)
-            elif kind == ANSWER and shown == THOUGHT and thoughts:
+            elif kind == ANSWER and shown == REASONING and thoughts:
                 dim_piece("\n\n")
             if kind == ANSWER and not silent:
                 out.push(piece)

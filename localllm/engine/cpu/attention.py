@@ -46,7 +46,7 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
     operation.finish(steps, attention)
 
 
-def choose(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
+def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
     """Append the step that selects keys, token by token."""
     arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # per head with a selection of its own
@@ -55,7 +55,7 @@ def choose(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
 
 
 def choose_scratch(heads: int, key_dim: int, context: int) -> int:
-    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention.choose."""
+    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention.select_keys."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
@@ -63,7 +63,7 @@ def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> Attention
     """Append the step that plans attention, once for all layers of the same shape."""
     heads, windowed = operation.heads, operation.windowed
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-    alike |= {"ahead": operation.ahead, "crosses": operation.crosses}
+    alike |= {"lookahead": operation.lookahead, "cross_attention": operation.cross_attention}
     sequences = steps.header.windows if windowed else steps.header.sequences
     count = steps.header.window_count if windowed else steps.header.sequence_count
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from localllm.engine.cpu.attention import attend, choose
+from localllm.engine.cpu.attention import attend, select_keys
 from localllm.engine.cpu.matmul import (
     expert_linear,
     halves,
@@ -27,7 +27,7 @@ from localllm.kernels.machine import has_tiles
 
 VERBS: dict[str, Callable[..., None]] = {
     "linear": linear, "expert_linear": expert_linear, "attend": attend,
-    "select_keys": choose, "select_key_blocks": choose,
+    "select_keys": select_keys, "select_key_blocks": select_keys,
     "quantize": quantize, "pack": pack,
     **dict.fromkeys((kind.kernel for kind in HALVES.values()), halves),
 }  # fmt: skip

@@ -34,7 +34,7 @@ from localllm.kernels.cpu import (
     TILES_SCRATCH,
     linear_scratch,
 )
-from localllm.kernels.formats import takes
+from localllm.kernels.formats import supports_int8
 from localllm.kernels.machine import this_lane
 
 # Bytes of weights in a part. A part costs a thread about a microsecond: its number, and the first weights, which
@@ -84,7 +84,7 @@ class Call:
 
 def has_integers(weight: Weight) -> bool:
     """Tell whether a matrix is multiplied with integer activations."""
-    return takes(weight.tensor.format.name, weight.shape[-1])
+    return supports_int8(weight.tensor.format.name, weight.shape[-1])
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:

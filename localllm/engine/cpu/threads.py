@@ -32,8 +32,10 @@ class WorkerGroup:
     def prepare_system_calls(self) -> None:
         """Tell the kernels how to wait."""
         self.job[JOB.offer : JOB.wake + 1] = waiting_functions()
-        turn, bed, bell = (self.job.ctypes.data + 8 * place for place in (JOB.turn, JOB.bed, JOB.bell))
-        prepare_waiting((turn, bed), bell)
+        run, sleep, wake = (
+            self.job.ctypes.data + 8 * place for place in (JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
+        )
+        prepare_waiting((run, sleep), wake)
 
     def choose(self, first: int, end: int) -> None:
         """Set the steps of the next runs; a late thread of an earlier run sees that it is over and takes none."""

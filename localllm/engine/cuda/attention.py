@@ -50,7 +50,7 @@ class FewTokenAttention:
 def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
     """Append attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
-    if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
+    if attention.arguments.pop("cross_attention") + attention.arguments.pop("reach"):
         raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
     attention.arguments.pop("biases")
     attention.arguments["sequences"] = steps.header.sequences
@@ -76,8 +76,8 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
     arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     merged = {name: arguments.pop(name) for name in ("sinks", "logs", "y", "y_stride")}
-    shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "ahead", "parts", "partial",
-              "partial_bytes", "chosen", "chosen_stride", "choice_stride", "kv_heads")  # fmt: skip
+    shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "lookahead", "parts",
+              "partial", "partial_bytes", "chosen", "chosen_stride", "choice_stride", "kv_heads")  # fmt: skip
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
@@ -86,7 +86,7 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     steps.append("merge_few", merged, target.tokens, [partial], [y])
 
 
-def choose(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
+def select_keys(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
     """Append the step that selects keys."""
     arguments, reads, y, kernel = operation.prepare(steps)
     scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)

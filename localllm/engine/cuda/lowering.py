@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.cuda import matmul as products
-from localllm.engine.cuda.attention import attend, choose
+from localllm.engine.cuda.attention import attend, select_keys
 from localllm.engine.cuda.card import Launch, LibraryProduct, Work
 from localllm.engine.cuda.fusion import fuse, with_integers
 from localllm.engine.cuda.matmul import BufferSlice
@@ -26,8 +26,8 @@ from localllm.kernels.cuda import grid, parameters
 
 VERBS: dict[str, Callable[..., None]] = {
     "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
-    "select_keys": choose,
-    "select_key_blocks": choose,
+    "select_keys": select_keys,
+    "select_key_blocks": select_keys,
     "quantize_planes": products.quantize_planes, "halve": products.halve, "split_bf16": products.split_bf16,
 }  # fmt: skip
 

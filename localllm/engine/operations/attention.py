@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.rowwise_verbs import RowwiseVerbs
-from localllm.arch.verbs import EVERY_TOKEN, Scores
+from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams
@@ -46,9 +46,9 @@ class Attend(StateOperation):
     softcap: float
     slopes: Sequence[float]
     sinks: np.ndarray | None
-    ahead: int
+    lookahead: int
     biases: np.ndarray | None
-    crosses: bool
+    cross_attention: bool
     windowed: bool
     logs: bool
     choices: int
@@ -68,7 +68,12 @@ class Attend(StateOperation):
             store_all(steps, new, state)
         source, y = rotate(steps, q, of_keys), steps.new(self.output)
         arguments = cache_arguments(steps.cache, sides) | {"heads": self.heads, "scale": self.scale}
-        arguments |= {"softcap": self.softcap, "ahead": self.ahead, "crosses": self.crosses, "logs": self.logs}
+        arguments |= {
+            "softcap": self.softcap,
+            "lookahead": self.lookahead,
+            "cross_attention": self.cross_attention,
+            "logs": self.logs,
+        }
         arguments |= {"kv_heads": state.kv_heads}
         arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
         arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
@@ -81,7 +86,7 @@ class Attend(StateOperation):
         arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
         arguments["choice_stride"] = 4 * self.inputs[-1].columns // self.choices if self.choices > 1 else 0
         # The encoder's are of another run.
-        in_cache = steps.in_cache.get(state, []) if self.crosses else steps.in_cache[state]
+        in_cache = steps.in_cache.get(state, []) if self.cross_attention else steps.in_cache[state]
         reads = [source, *in_cache, *([chosen] if chosen else [])]
         return AttentionSteps(state, sides, arguments, reads, y)
 
@@ -135,8 +140,8 @@ class AttentionVerbs(Recording):
         output = Activation(q.rows, heads * (state.value_dim + scores.logs))
         return self._add(
             Attend(
-                inputs, output, state, heads, scores.scale, scores.softcap, scores.slopes, sinks, scores.ahead, biases,
-                scores.crosses, scores.windowed, scores.logs, choices,
+                inputs, output, state, heads, scores.scale, scores.softcap, scores.slopes, sinks, scores.lookahead,
+                biases, scores.cross_attention, scores.windowed, scores.logs, choices,
             )
         )  # fmt: skip
 
@@ -188,9 +193,9 @@ class AttentionReference(Computing, RowwiseVerbs):
         keys, positions = s.shape[3], self.positions[rows, None]
         distance = positions - np.arange(keys)
         window = positions % state.window + 1 if state.chunked and state.window else state.window
-        ahead = EVERY_TOKEN if span.seen is not None and span.seen.is_whole else scores.ahead
+        ahead = FULL_ATTENTION if span.seen is not None and span.seen.is_whole else scores.lookahead
         hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
-        hidden |= (np.arange(keys) < span.encoded) != scores.crosses
+        hidden |= (np.arange(keys) < span.encoded) != scores.cross_attention
         hidden |= np.arange(1, keys + 1) % state.period != 0
         if scores.windowed:
             assert self.windows is not None

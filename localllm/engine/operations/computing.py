@@ -33,7 +33,7 @@ class Computing:
         self, spans: Sequence[Any], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
+        """spans: as Program.run takes them, their stores ReferenceCache; context: the most tokens of a sequence.
 
         matrices: those dequantized so far, by name and first row; observer: gets what each matrix meets.
         """

@@ -26,7 +26,7 @@ class SelectKeys(StateOperation):
     """
 
     VERB = "select_keys"
-    KERNEL = "choose"
+    KERNEL = "select_keys"
 
     state: Latent
     most: int
@@ -62,7 +62,7 @@ class SelectKeyBlocks(SelectKeys):
     """The keys that each group of heads sees, in blocks; local: the last ones, always among them."""
 
     VERB = "select_key_blocks"
-    KERNEL = "choose_blocks"
+    KERNEL = "select_key_blocks"
 
     local: int
 

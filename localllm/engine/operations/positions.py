@@ -74,7 +74,7 @@ class ScaleByPosition(Operation):
         (x,) = self.inputs
         source, y = steps.buffers[x], steps.new(self.output)
         arguments = {"x": source, "positions": steps.header.positions, "slope": self.slope, "length": self.length}
-        steps.row_step("temper", x.rows, arguments | {"offset": self.offset} | shape(x, y), [source], [y])
+        steps.row_step("scale_by_position", x.rows, arguments | {"offset": self.offset} | shape(x, y), [source], [y])
 
 
 class PositionVerbs(Recording):

@@ -9,7 +9,7 @@ import numpy as np
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import EVERY_TOKEN, Scores
+from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.arch.weights import Weights
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.operations.activation import Activation
@@ -70,7 +70,7 @@ class RowRecorder(TurningRecorder):
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
-        return super().attend(q, k, v, state, replace(scores, ahead=EVERY_TOKEN) if self._is_whole else scores)
+        return super().attend(q, k, v, state, replace(scores, lookahead=FULL_ATTENTION) if self._is_whole else scores)
 
 
 def numbers_of(divisors: np.ndarray | None) -> list[float]:

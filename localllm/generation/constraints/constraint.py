@@ -26,7 +26,7 @@ from localllm.generation.constraints.grammar_network import build_network
 from localllm.generation.constraints.python_types import is_type, schema_of
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.constraints.token_trie import TokenTrie, build_trie
-from localllm.generation.reasoning import THOUGHT, Thinking
+from localllm.generation.reasoning import REASONING, Thinking
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class Matcher:
         if self._unfinished is None:
             self._unfinished = np.arange(self._vocab) < self._tokenizer.vocab_size
             self._unfinished[list(self._tokenizer.end_ids)] = False
-            mark = thinking.format.end(THOUGHT)[-1:] if thinking.format and not thinking.starts else ""
+            mark = thinking.format.end(REASONING)[-1:] if thinking.format and not thinking.starts else ""
             for token, piece in enumerate(self._tokenizer.pieces if mark else ()):
                 if mark in piece and self._tokenizer.decode([token]).partition(mark)[2].strip():
                     self._unfinished[token] = False

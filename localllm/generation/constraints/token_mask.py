@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.generation.constraints.union_matcher import UnionMatcher
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart, Thinking
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
 from localllm.generation.speculation.acceptance import SURE, Guess
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.generation.transcript import Transcript
@@ -120,7 +120,7 @@ class AnswerState:
             self._matcher.accept(token)
         if self._forced:
             self._forced = self._forced[1:]
-        elif kind == THOUGHT:
+        elif kind == REASONING:
             self.thoughts += 1
         elif self._is_whole:
             pass
@@ -156,7 +156,7 @@ class AnswerState:
     def _limit_thoughts(self) -> None:
         """Close a thought that has used up the budget."""
         budget = self._thinking.budget
-        if budget is not None and self.thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
+        if budget is not None and self.thoughts >= budget and self.transcript.kind == REASONING and not self._forced:
             self._forced = self._thinking.closing
 
 

@@ -163,7 +163,7 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
     is_ranker = said == RANK or (said is None and has_head(file))
     if is_ranker and wanted is None:
         raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")
-    known = wanted or (hyperparameters.pooling if hyperparameters.looks_ahead else said)
+    known = wanted or (hyperparameters.pooling if hyperparameters.bidirectional else said)
     if known in (None, NONE):
         problem = "does not define how to pool token vectors: it is not an embedding model"
         raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")

@@ -50,7 +50,7 @@ class Reranker:
         self.context = self.reader.context
         named = file.metadata.get(f"{self.reader.hyperparameters.arch}.classifier.output_labels")
         self.labels = named if isinstance(named, list) else []
-        self._asks = not self.reader.hyperparameters.looks_ahead
+        self._asks = not self.reader.hyperparameters.bidirectional
         self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
 
     def rerank(

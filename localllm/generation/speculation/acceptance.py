@@ -59,17 +59,17 @@ class StepCostModel:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._relative = list[float]()  # as `of`; empty where it has to be found anew
+        self._relative = list[float]()  # as `relative`; empty where it has to be found anew
         self._one = math.inf
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def record(self, tokens: int, seconds: float) -> None:
         """Record the time of a step."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._one = self._time_of_one()
             self._relative.clear()
 
-    def of(self, tokens: int) -> float:
+    def relative(self, tokens: int) -> float:
         self._relative = self._relative or self._interpolate()
         return self._relative[tokens]
 
@@ -82,7 +82,7 @@ class StepCostModel:
         """Return the cost of something that takes so long, relative to a step of one token."""
         return seconds / self._one
 
-    def beside(self, others: int) -> "StepCostModel | BatchedStepCost":
+    def with_batch(self, others: int) -> "StepCostModel | BatchedStepCost":
         """Return the cost model for one of several answers; others: tokens of the step that are not this answer's."""
         return BatchedStepCost(self, others) if others else self
 
@@ -109,10 +109,10 @@ class BatchedStepCost:
     """The cost of a step shared with other answers, by the tokens of one answer; one of its tokens costs 1."""
 
     def __init__(self, costs: StepCostModel, others: int):
-        self._costs, self._others, self._one = costs, others, costs.of(others + 1)
+        self._costs, self._others, self._one = costs, others, costs.relative(others + 1)
 
-    def of(self, tokens: int) -> float:
-        return self._costs.of(tokens + self._others) / self._one
+    def relative(self, tokens: int) -> float:
+        return self._costs.relative(tokens + self._others) / self._one
 
     def of_time(self, seconds: float) -> float:
         return self._costs.of_time(seconds) / self._one
@@ -177,11 +177,11 @@ class SpeculationBudget:
         self.seconds: float | None = None
         self._lost, self._steps = 0.0, 0
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Record the time of one more draft."""
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
-    def lose(self, steps: float) -> None:
+    def charge(self, steps: float) -> None:
         """So many steps of one token, by their time; below 0: they were saved."""
         self._lost = max(self._lost + steps, -CREDIT)
 
@@ -220,26 +220,26 @@ class Guesser:
             if guess is None:
                 break
             seconds = perf_counter() - started
-            account.took(seconds)
+            account.record(seconds)
             spent += seconds
             self._guesses.append(guess)
             chance *= account.experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
         if not self._guesses:
             return DraftPlan([], 0.0)
-        account.lose(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
+        account.charge(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
         if rate <= least or not account.may_lose:
             return DraftPlan([], 0.0)
-        account.lose(costs.of(length + 1) - 1)
+        account.charge(costs.relative(length + 1) - 1)
         self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
         """Return the draft length with the best expected rate, and the rate; expected: accepted tokens, by length."""
         spent = (len(expected) - 1) * self._cost(costs)
-        rates = [costs.tokens(tokens) / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
+        rates = [costs.tokens(tokens) / (costs.relative(length + 1) + spent) for length, tokens in enumerate(expected)]
         rate = max(rates)
         return rates.index(rate), rate
 
@@ -256,7 +256,7 @@ class Guesser:
         for length in range(len(expected), most + 1):
             chance *= self._account.experience.usual
             tokens += chance
-            if costs.tokens(tokens) > least * (costs.of(length + 1) + length * each):
+            if costs.tokens(tokens) > least * (costs.relative(length + 1) + length * each):
                 return True
         return False
 
@@ -275,7 +275,7 @@ class Guesser:
         if not self._guesses:
             account.experience.forget()
             account.seconds = account.seconds and FORGETTING * account.seconds
-        account.lose(-self._worth * min(right, self._planned))
+        account.charge(-self._worth * min(right, self._planned))
         account.go_on()
         self._guesses, self._planned = [], 0
         self._proposer.push(tokens)
@@ -295,7 +295,7 @@ class Guesses:
         Costs: those of others, too.
         """
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
-        self.took = self._costs.took
+        self.record = self._costs.record
 
     def draft(self, most: int, others: int = 0) -> list[int]:
         """Draft at most `most` next tokens, often none; others: tokens of the step that are not this answer's.
@@ -305,7 +305,7 @@ class Guesses:
         best = DraftPlan([], GAIN)
         if not self._costs.are_known or others >= MOST:
             return []
-        costs = self._costs.beside(others)
+        costs = self._costs.with_batch(others)
         for source in self._sources:
             plan = source.plan(min(most, MOST - others), costs, best.rate)
             best = plan if plan.draft else best

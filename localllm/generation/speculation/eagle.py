@@ -10,7 +10,7 @@ from localllm.text.tokenizer import Tokenizer
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def uses_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
+def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
     """Attach a file's draft head to the model; return whether it has one.
 
     Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.

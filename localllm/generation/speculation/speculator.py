@@ -38,7 +38,7 @@ class AnswerSpan(NamedTuple):
 
 def span_of(answering: Completion, count: int) -> AnswerSpan:
     """Return the next tokens of an answer that are to be read, or of its prompt."""
-    held, ids = answering.held, answering.ids
+    held, ids = answering.computed_tokens, answering.ids
     return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
 
 
@@ -77,7 +77,7 @@ class Speculator:
 
     def learn_cost(self, tokens: int, seconds: float) -> None:
         """Record the time of a step."""
-        self._costs.took(tokens, seconds)
+        self._costs.record(tokens, seconds)
 
     def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
         """Return a draft for each answer, in a step with `others` more answers; none in large batches."""
@@ -119,5 +119,5 @@ def wants_guesses(answering: Completion) -> bool:
 
 def most_guessed(answering: Completion) -> int:
     """Return the longest draft allowed: a full context must shift where it would without a draft."""
-    most, sequence = answering.left - 1, answering.sequence
+    most, sequence = answering.remaining_tokens - 1, answering.sequence
     return min(most, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else most

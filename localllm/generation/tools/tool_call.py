@@ -43,7 +43,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
-def take(calls: list[ToolCall], part: TextPart) -> bool:
+def append_part(calls: list[ToolCall], part: TextPart) -> bool:
     """Add a part to the calls, if it belongs to one; return whether it does."""
     if part.kind == CALL:
         calls.append(ToolCall(part.text))
@@ -52,6 +52,6 @@ def take(calls: list[ToolCall], part: TextPart) -> bool:
     return part.kind in (CALL, ARGUMENTS)
 
 
-def whole(calls: Iterable[ToolCall]) -> list[ToolCall]:
+def complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
     """Return the complete calls."""
     return [call for call in calls if call.arguments is not None]

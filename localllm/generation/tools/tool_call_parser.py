@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-from localllm.generation.reasoning import ANSWER, SIGN, TextPart, overlap
+from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, overlap
 from localllm.generation.tools.parameter_forms import PYTHON, ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
 
@@ -27,10 +27,10 @@ class ToolCallParser:
     def __init__(
         self, format: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()
     ):
-        """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, which have a SIGN."""
+        """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, after an ESCAPE."""
         self._format, self._tools, self._marks = format, tools, marks
         self._trigger = escape_tokens(format.trigger, marks)
-        self._is_token, self._is_tag = SIGN in self._trigger, format.has_tag
+        self._is_token, self._is_tag = ESCAPE in self._trigger, format.has_tag
         self._held, self._before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
@@ -77,7 +77,7 @@ class ToolCallParser:
         if place is None:
             safe = len(self._held) - overlap(self._held, self._trigger)
             kept = self._held[:safe]
-            if self._format.opening == HARMONY.opening and SIGN in kept:  # a head, which may become a call's
+            if self._format.opening == HARMONY.opening and ESCAPE in kept:  # a head, which may become a call's
                 return False
             safe = len(kept.rstrip()) if kept.strip() or self._before else 0
             self._say(parts, self._held[:safe])
@@ -189,7 +189,7 @@ class ToolCallParser:
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
         if form.texts and (head := mid.match(self._held, place)):
             end = close.search(self._held, head.end())
-            said = self._held[head.end() : end.start()].replace(SIGN, "") if end else ""
+            said = self._held[head.end() : end.start()].replace(ESCAPE, "") if end else ""
             return (form.read(said) if marks.text == marks.json else quote_json(said), end.end()) if end else None
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
         if not (head := mid.match(self._held, place)):
@@ -249,15 +249,15 @@ def quote_json(text: str) -> str:
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
-    """Put a SIGN in front of special tokens."""
+    """Put an ESCAPE in front of special tokens."""
     if not marks:
         return piece
-    return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{SIGN}\g<0>", piece)
+    return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{ESCAPE}\g<0>", piece)
 
 
 def pattern(piece: str, marks: frozenset[str]) -> str:
     """Build a regular expression for a mark, with or without escape characters."""
-    escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
+    escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(ESCAPE), f"{ESCAPE}?")
     return escaped.replace(re.escape(ID), _ID)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import DistinctItems
-from localllm.generation.reasoning import SIGN
+from localllm.generation.reasoning import ESCAPE
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_grammar import ParameterGrammar
 from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
@@ -129,8 +129,8 @@ class ToolGrammar:
             marks |= self._tokens("<|channel|><|constrain|><|message|>")
         self._marks = frozenset(marks)
         ids = {token: mark for mark in marks if (token := tokenizer.special_id(mark)) is not None}
-        self.shown = {token: SIGN + mark for token, mark in ids.items()}
-        self.plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in ids.items()}
+        self.shown = {token: ESCAPE + mark for token, mark in ids.items()}
+        self.plain = {ESCAPE + mark: "" if token in tokenizer.control_ids else mark for token, mark in ids.items()}
 
     @property
     def must(self) -> bool:

@@ -16,14 +16,14 @@ class VisionAdapter:
     """Threads that look wait for each other.
 
     Attributes:
-        eye: what sees, None until it is needed.
+        encoder: encodes images, None until it is needed.
     """
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
         """path: of the model; threads: that encode; keeps: encoded images across processes."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
-        self.eye: ImageEncoder | None = None
+        self.encoder: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
         """Use this projector from now on, None for the one next to the model; pan_and_scan: crops of long images, too.
@@ -34,27 +34,29 @@ class VisionAdapter:
         from localllm.generation.vision.image_encoder import ImageEncoder
 
         path = find_projector(self._path) if projector is None else os.fsdecode(projector)
-        eye = ImageEncoder(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
+        encoder = ImageEncoder(
+            path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan
+        )
         self.close()
-        self.eye = eye
-        return eye
+        self.encoder = encoder
+        return encoder
 
-    def look(self, image: Any) -> "EncodedImage":
+    def encode(self, image: Any) -> "EncodedImage":
         """Encode an image, as in localllm.images.opened.
 
         Raises UsageError if there is no projector or no image, and as `use`.
         """
         with self.lock:
-            return (self.eye or self.use()).look(image)
+            return (self.encoder or self.use()).encode(image)
 
     @property
     def nbytes(self) -> int:
         """Return the size of the projector in use, or of the default one; 0 if there is none."""
         from localllm.files.gguf.projectors import projector_bytes
 
-        return os.stat(self.eye.path).st_size if self.eye else projector_bytes(self._path)
+        return os.stat(self.encoder.path).st_size if self.encoder else projector_bytes(self._path)
 
     def close(self) -> None:
-        if self.eye:
-            self.eye.close()
-        self.eye = None
+        if self.encoder:
+            self.encoder.close()
+        self.encoder = None

@@ -74,7 +74,7 @@ class ImageEncoder:
         )  # refuses models that images cannot be read by
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
-    def look(self, source: Any) -> EncodedImage:
+    def encode(self, source: Any) -> EncodedImage:
         """Encode an image, as in localllm.images.opened; its ids are known as long as the result is referenced.
 
         Raises UsageError, ModelError.

@@ -27,9 +27,9 @@ class Job(NamedTuple):
     unlock: int = 3 * WORDS + 2
     wait: int = 3 * WORDS + 3
     wake: int = 3 * WORDS + 4
-    turn: int = 4 * WORDS  # a mutex, which needs at most 64 bytes: held by the caller whose run it is
-    bed: int = 5 * WORDS  # a mutex: held to go to sleep and to wake the sleepers
-    bell: int = 6 * WORDS  # a condition variable of the same size, on which they sleep
+    run_mutex: int = 4 * WORDS  # a mutex, which needs at most 64 bytes: held by the caller whose run it is
+    sleep_mutex: int = 5 * WORDS  # a mutex: held to go to sleep and to wake the sleepers
+    wake_condition: int = 6 * WORDS  # a condition variable of the same size, on which they sleep
 
 
 JOB = Job()

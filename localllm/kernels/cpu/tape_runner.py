@@ -44,7 +44,7 @@ def at(job, place):
 
 
 @device
-def offer_processor(job):
+def yield_cpu(job):
     call_address(argument(job, JOB.offer))
 
 
@@ -87,7 +87,7 @@ def wait_for_parts(job, run, parts):
         if spins < SPINS:
             cpu_pause()
         else:
-            offer_processor(job)
+            yield_cpu(job)
     return atomic_load(at(job, JOB.run)) == run
 
 
@@ -122,7 +122,7 @@ def walk(job, run, thread):
             call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
             atomic_add(at(job, JOB.done), 1)
             if cycles() - since > slice_cycles():
-                offer_processor(job)
+                yield_cpu(job)
                 since = cycles()
     wait_for_parts(job, run, before_step)
 
@@ -133,12 +133,12 @@ def sleep(job, seen):
 
     Or the threads shall end.
     """
-    call(job, JOB.lock, at(job, JOB.bed), 0)
+    call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
     atomic_add(at(job, JOB.sleepers), 1)
     while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
-        call(job, JOB.wait, at(job, JOB.bell), at(job, JOB.bed))
+        call(job, JOB.wait, at(job, JOB.wake_condition), at(job, JOB.sleep_mutex))
     atomic_add(at(job, JOB.sleepers), -1)
-    call(job, JOB.unlock, at(job, JOB.bed), 0)
+    call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
 
 
 @device
@@ -148,9 +148,9 @@ def wake_sleepers(job):
     A thread that is about to sleep checks once more and sees the change.
     """
     if atomic_load(at(job, JOB.sleepers)) > 0:
-        call(job, JOB.lock, at(job, JOB.bed), 0)
-        call(job, JOB.wake, at(job, JOB.bell), 0)
-        call(job, JOB.unlock, at(job, JOB.bed), 0)
+        call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
+        call(job, JOB.wake, at(job, JOB.wake_condition), 0)
+        call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
 
 
 @kernel
@@ -161,7 +161,7 @@ def run(job, stop, _, __):
 
     Several callers take turns.
     """
-    call(job, JOB.lock, at(job, JOB.turn), 0)
+    call(job, JOB.lock, at(job, JOB.run_mutex), 0)
     if stop == 1:
         atomic_store(at(job, JOB.stop), 1)
         wake_sleepers(job)
@@ -172,7 +172,7 @@ def run(job, stop, _, __):
         wake_sleepers(job)
         walk(job, number, 0)
         atomic_store(at(job, JOB.run), number + 1)
-    call(job, JOB.unlock, at(job, JOB.turn), 0)
+    call(job, JOB.unlock, at(job, JOB.run_mutex), 0)
 
 
 @kernel
@@ -187,7 +187,7 @@ def work(job, thread, _, __):
         elif idle < SPINS:
             cpu_pause()
         elif idle < SPINS + IDLE_YIELDS:
-            offer_processor(job)
+            yield_cpu(job)
         else:
             sleep(job, number)
             idle = 0

@@ -1,8 +1,8 @@
 """Block formats: how each lane reads them. A row for each format: the file of its family.
 
-A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODES, the same
-where tiles need another; and UNPACK, for formats whose codes are not all in their layout (quant/layouts.py): functions
-like those of scalar.py. This file does not import Numba.
+A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODE_GROUPS, the
+same where tiles need another; and UNPACK, for formats whose codes are not all in their layout (quant/layouts.py):
+functions like those of scalar.py. This file does not import Numba.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ def family(name: str) -> Any:
     return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
 
 
-def takes(name: str, columns: int) -> bool:
+def supports_int8(name: str, columns: int) -> bool:
     """Return whether the int8 kernels multiply rows of `columns` weights.
 
     Groups of 256, and chunks of 64 if there are some.
@@ -36,7 +36,7 @@ def takes(name: str, columns: int) -> bool:
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
-def as_groups(name: str, small_codes: bool = False) -> Any:
+def load_group_format(name: str, small_codes: bool = False) -> Any:
     """Return the format as the int8 kernels see it; small_codes: no scale may hide in the codes."""
     found = family(name)
-    return getattr(found, "SMALL_CODES", {}).get(name, found.GROUPS[name]) if small_codes else found.GROUPS[name]
+    return getattr(found, "SMALL_CODE_GROUPS", {}).get(name, found.GROUPS[name]) if small_codes else found.GROUPS[name]

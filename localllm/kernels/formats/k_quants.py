@@ -251,7 +251,7 @@ GROUPS = {
 }
 
 # What tiles unpack, if not the same: here no scale may hide in the codes.
-SMALL_CODES = {
+SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
     "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
 }

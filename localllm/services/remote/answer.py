@@ -5,8 +5,8 @@ from typing import Any
 
 from localllm.frozen import frozen
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
-from localllm.generation.tools.tool_call import ToolCall, whole
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
+from localllm.generation.tools.tool_call import ToolCall, complete_calls
 
 REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
 
@@ -24,14 +24,14 @@ class Streaming:
         is_compact: whether the response is JSON whose whitespace is removed.
         """
         self._compactor = JsonCompactor() if is_compact else None
-        self.text, self.finish_reason, self.events = {ANSWER: "", THOUGHT: ""}, "", 0
+        self.text, self.finish_reason, self.events = {ANSWER: "", REASONING: ""}, "", 0
         self.usage: dict[str, Any] = {}
         self._calls = dict[int, ToolCall]()
 
     @property
     def calls(self) -> list[ToolCall]:
         """Complete tool calls in order."""
-        return whole(call for _, call in sorted(self._calls.items()))
+        return complete_calls(call for _, call in sorted(self._calls.items()))
 
     def take(self, event: dict[str, Any]) -> Iterator[TextPart]:
         """Add an event, and yield the new parts."""
@@ -44,7 +44,7 @@ class Streaming:
             reason = choice.get("finish_reason")
             self.finish_reason = REASONS.get(reason, reason) if isinstance(reason, str) else self.finish_reason
             delta = choice.get("delta") or {}
-            texts = (THOUGHT, delta.get("reasoning_content") or delta.get("reasoning")), (
+            texts = (REASONING, delta.get("reasoning_content") or delta.get("reasoning")), (
                 ANSWER, delta.get("content") or choice.get("text")
             )  # fmt: skip
             for kind, text in texts:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.conversation import Conversation
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.images.urls import to_data_urls
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
@@ -205,7 +205,7 @@ class RemoteGeneration:
 
     @property
     def thinking(self) -> str:
-        return self._said.text[THOUGHT]
+        return self._said.text[REASONING]
 
     @property
     def calls(self) -> list[Any]:

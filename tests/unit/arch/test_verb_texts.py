@@ -268,7 +268,7 @@ def test_mpt_says_what_its_file_has():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2, value_dim=2)
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, limit=0.0, alibi_bias=0.0, scale=1.0, states=list)
-    h.rope, h.ahead = lambda layer: None, lambda layer: 0
+    h.rope, h.lookahead = lambda layer: None, lambda layer: 0
     shapes = {"attn_norm": (4,), "attn_qkv": (12, 4), "attn_output": (4, 4), "ffn_norm": (4,), "ffn_up": (6, 4),
               "ffn_down": (4, 6)}  # fmt: skip
     state: Any = SimpleNamespace(layer=0)
@@ -286,7 +286,7 @@ def test_values_that_are_shorter_than_keys_in_one_matrix():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,))
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, scale=1.0, value_scale=3.0, routing=None)
-    h.rope, h.ahead = lambda layer: None, lambda layer: 0
+    h.rope, h.lookahead = lambda layer: None, lambda layer: 0
     state: Any = SimpleNamespace(layer=0, kv_heads=1, key_dim=4, value_dim=3, window=None)
     network = {"attn_norm": (4,), "attn_output": (4, 6), "ffn_norm": (4,), "ffn_gate": (6, 4), "ffn_up": (6, 4),
                "ffn_down": (4, 6)}  # fmt: skip
@@ -319,8 +319,8 @@ def test_layers_that_guess_are_as_the_others(monkeypatch: pytest.MonkeyPatch, fa
 # ---- poolings
 
 
-def pooling(kind: str, looks_ahead: bool = True, head_gelu: bool = False) -> Any:
-    before = Hyperparameters.before_head.fget(SimpleNamespace(looks_ahead=looks_ahead))  # type: ignore[attr-defined]
+def pooling(kind: str, bidirectional: bool = True, head_gelu: bool = False) -> Any:
+    before = Hyperparameters.before_head.fget(SimpleNamespace(bidirectional=bidirectional))  # type: ignore[attr-defined]
     return SimpleNamespace(pooling=kind, before_head=before, head_gelu=head_gelu, norm_of_head=0.25)
 
 
@@ -436,7 +436,7 @@ def test_which_matrices_numbers_meet_before_they_are_kept():
 
 def test_what_all_models_have():
     h = Hyperparameters("x", 2, 8, 9, 10)
-    assert (h.guessing, h.pooling, h.looks_ahead, h.fills, h.head_gelu) == (0, None, False, False, False)
+    assert (h.guessing, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
     assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)
     with pytest.raises(NotImplementedError):
         h.states()

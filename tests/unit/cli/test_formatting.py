@@ -32,7 +32,7 @@ from localllm.cli.terminal import (
 from localllm.cli.terminal.history import FileHistory
 from localllm.errors import ContextError, UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import ANSWER, THOUGHT
+from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.services import sessions
 
 
@@ -124,7 +124,7 @@ def answer(parts: list[tuple], **more) -> SimpleNamespace:
     return SimpleNamespace(parts=iter(parts), text=text, **{"dropped": 0, "kept": 0, "is_full": False, **more})
 
 
-PARTS = [(THOUGHT, "Hm"), (THOUGHT, "."), (ANSWER, "Yes"), (ANSWER, "!")]
+PARTS = [(REASONING, "Hm"), (REASONING, "."), (ANSWER, "Yes"), (ANSWER, "!")]
 
 
 @pytest.mark.parametrize(

@@ -670,10 +670,10 @@ def test_what_was_read_is_written_behind_the_answer(writes, stopped, expected, w
             raise KeyboardInterrupt
 
     monkeypatch.setattr(opening.terminal, "end_output", lambda: did.append("end"))
-    opening.settle(SimpleNamespace(prefixes=None))
+    opening.finish_writes(SimpleNamespace(prefixes=None))
     kept = SimpleNamespace(is_writing=writes, close=close, warning=warning)
     session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
-    opening.settle(SimpleNamespace(prefixes=kept, session=session))
+    opening.finish_writes(SimpleNamespace(prefixes=kept, session=session))
     assert did == expected and capsys.readouterr().err == f"localllm: warning: {warning}\n" * bool(warning)
 
 

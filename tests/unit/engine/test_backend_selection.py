@@ -14,7 +14,7 @@ from localllm.api import Model
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import EVERY_TOKEN, Scores
+from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.engine import backend_selection as opening
 from localllm.engine import forks
 from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
@@ -467,7 +467,7 @@ def test_rows_stand_for_tokens(is_whole):
 
     def forward(b, w, h):
         x = b.add_deepstack(b.embed_inputs(lambda: 1 // 0, 2), 1)
-        b.attend(x, x, x, state, Scores(1, 1.0, ahead=3))
+        b.attend(x, x, x, state, Scores(1, 1.0, lookahead=3))
 
     made = row_operations(forward, "weights", H, 64, is_whole)
     begin, deep, add, attend = made.operations
@@ -477,7 +477,7 @@ def test_rows_stand_for_tokens(is_whole):
     assert begin.memory[0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4
     assert deep.memory[0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
     assert add.inputs == (begin.output, deep.output)
-    assert attend.ahead == (EVERY_TOKEN if is_whole else 3)
+    assert attend.lookahead == (FULL_ATTENTION if is_whole else 3)
     assert row_operations(lambda b, w, h: None, "weights", H, 64, is_whole) is None
     assert RowRecorder(H, 64, is_whole).reveals is False
 
@@ -601,7 +601,7 @@ def test_files_that_a_model_was_read_from():
 )  # fmt: skip
 def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool):
     """What is kept from process to process, and what the engine is told."""
-    h = SimpleNamespace(looks_ahead=False, fills=False, encode=two_parts)
+    h = SimpleNamespace(bidirectional=False, fills=False, encode=two_parts)
     file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
     told: list[Any] = []
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))

@@ -35,7 +35,7 @@ from localllm.generation.arguments import gather_options
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from tests.unit.generation.test_prefix_match import TakenLock
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own
@@ -88,14 +88,14 @@ class Meaning:
 
     def before(self, ids: list[int]) -> np.ndarray:
         """What it reads together with tokens and one more: of each the one before."""
-        g, reads = self.guesser, self.reference(Remembered(self.kept), 0, ids, 1)
+        g, reads = self.guesser, self.reference(ReferenceCache(self.kept), 0, ids, 1)
         reads.reveals, reads.entered = not g.layers, dict.fromkeys(g.layers)
         self._model.forward(reads, self._weights, self._h)
         shown = np.concatenate([reads.entered[one] for one in g.layers], axis=1) if g.layers else reads.revealed
         rows = g.fuse(reads, g.weights, g.hyperparameters, shown) if g.fuse else shown
         return np.concatenate([np.zeros_like(rows[:1]), rows])
 
-    def guess(self, store: Remembered, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
+    def guess(self, store: ReferenceCache, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
         """The logits are those of all tokens."""
         g = self.guesser
         made, logits = g.guess(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
@@ -104,7 +104,7 @@ class Meaning:
         return MtpOutput(made, every)
 
     @staticmethod
-    def reference(store: Remembered, place: int, ids: list[int], wanted: int) -> Reference:
+    def reference(store: ReferenceCache, place: int, ids: list[int], wanted: int) -> Reference:
         return Reference([Span(store, place, np.array(ids), wanted)], {}, 300)
 
 
@@ -112,7 +112,7 @@ def meant(path: Path, ids: list[int], guesses: int = 0) -> tuple[np.ndarray, lis
     """The logits of what guesses behind a text that the model has read but for its last token, and behind so many of
     its own guesses; and these."""
     meaning = Meaning(path)
-    store = Remembered(meaning.kept)
+    store = ReferenceCache(meaning.kept)
     made, logits = meaning.guess(store, 0, ids, 1, meaning.before(ids[:-1]))
     rows, found = [logits[0]], [int(logits[0].argmax())]
     for place in range(len(ids), len(ids) + guesses):
@@ -148,7 +148,7 @@ def test_what_llama_cpp_says(name, tmp_path):
         assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record/record_guesses.py"
         expected = golden[name]
     meaning, ids = Meaning(written(name, tmp_path)), text()
-    guessed = meaning.guess(Remembered(meaning.kept), 0, ids, len(ids), meaning.before(ids[:-1]))
+    guessed = meaning.guess(ReferenceCache(meaning.kept), 0, ids, len(ids), meaning.before(ids[:-1]))
     assert nmse(kept(guessed.logits), expected) < 1e-10
 
 
@@ -270,7 +270,7 @@ def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
     """Nor where they have cost too much lately."""
     with opened(path) as model:
         for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
-            account_of(model.engine).lose(losses)
+            account_of(model.engine).charge(losses)
             "".join(model.generate(text(30), 4, speculate=how, temperature=0, ignore_eos=True))
             assert bool(model.session.cache.idle[-1].listener) == listens
 

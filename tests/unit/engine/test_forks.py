@@ -59,7 +59,7 @@ with ExitStack() as stack:
         stack.enter_context(lock)
     child = os.fork()
 if child == 0:
-    uses = [lambda: "".join(model.generate("Hi", 2)), lambda: model.logits([1]), lambda: model.vision.look(b"")]
+    uses = [lambda: "".join(model.generate("Hi", 2)), lambda: model.logits([1]), lambda: model.vision.encode(b"")]
     for use in (*uses, written.earlier, lambda: prefixes.keep(None, None)):
         try:
             use()

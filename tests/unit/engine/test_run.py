@@ -192,7 +192,7 @@ def test_integers_are_made_on_the_way(maker, group, between, kernels):
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
 def test_layers_of_both(monkeypatch, on_cpu):
-    """Each has the cache of its own layers; what crosses lies in memory of the host."""
+    """Each has the cache of its own layers; what cross_attention lies in memory of the host."""
     module, made = "localllm.engine.cuda.backend", {}
 
     def keep(name, value=None):

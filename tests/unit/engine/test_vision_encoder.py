@@ -27,7 +27,7 @@ from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.page_release import map_of, release_pages
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from tests.goldens.test_logits import nmse
 from tests.unit.generation.test_prefix_match import TakenLock
 
@@ -49,7 +49,7 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
     def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> Reference:
         seen = ImageEmbedding(b"", rows, turns)
         ids = np.array(seen.ids)
-        return Reference([Span(Remembered(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
+        return Reference([Span(ReferenceCache(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
 
     pixels, windows = h.rows(shown, weights), h.windows(grid)
     b = builder(pixels, h.turns(grid))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, saying
-from pooled import beginning_with
+from pooled import acquire
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import CHATML, write_tiny_model
 
@@ -171,7 +171,7 @@ def test_it_is_as_if_the_turn_had_not_been(model: str, request):
             answer = session.ask("And then?", plain)
             list(answer)
             assert len(answer.prompt) - answer.cached_tokens < 60
-            with beginning_with(session.cache, [*answer.prompt, *answer.tokens, 5]) as (sequence, _):
+            with acquire(session.cache, [*answer.prompt, *answer.tokens, 5]) as (sequence, _):
                 rows.append((answer.tokens, sequence.append([5])))
     assert rows[0][0] == rows[1][0]
     np.testing.assert_array_equal(rows[0][1], rows[1][1])

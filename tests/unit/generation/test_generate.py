@@ -323,7 +323,7 @@ class Listening:
 def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, follows, ends, monkeypatch):
     """The layer that guesses, where that is wanted and may pay."""
     engine, sequence = Listening(has_layer), Listening(listener=heard)
-    account_of(engine).lose(lost)
+    account_of(engine).charge(lost)
     asking = wanting(speculate, sequence=sequence, ids=[1, 2])
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     Speculator(engine, held=ExitStack()).listen(asking)
@@ -434,7 +434,7 @@ def test_which_answers_are_remembered(speculate: str | None, length: int, is_kep
 ])  # fmt: skip
 def test_who_listens_to_one_of_several(speculate, others, reads, has_layer, lost, images, listens, monkeypatch):
     engine = Listening(has_layer)
-    account_of(engine).lose(lost)
+    account_of(engine).charge(lost)
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     sequence = Listening()
     asking = wanting(speculate, sequence=sequence if reads else None, ids=[1, 2])
@@ -453,6 +453,9 @@ def test_drafts_of_several_answers():
     assert guesses.drafts([auto] * 5) == [[]] * 5 and auto.guesses is None
     several = [wanting("auto"), off, wanting("ngram")]
     for answering, left in ((several[0], 5), (several[2], 3)):
-        answering.left, answering.guesses = left, SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8])
+        answering.remaining_tokens, answering.guesses = (
+            left,
+            SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8]),
+        )
     assert guesses.drafts(several) == [[7, 8], [], [7, 8]]
     assert told == [(4, 2), (2, 4)]

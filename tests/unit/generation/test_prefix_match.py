@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sequences import FakeSequences
-from pooled import beginning_with
+from pooled import acquire
 
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import FIRST, PRECISE_TOKENS, Runs
@@ -74,7 +74,7 @@ def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
     sequences = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9)))
     begun = []
     for ids in ([2] * 60, [2] * 50 + [3] * (PRECISE_TOKENS - 50), [2] * 50 + [3] * 50 + [4] * 100):
-        with beginning_with(sequences, ids) as one:
+        with acquire(sequences, ids) as one:
             begun.append(len(one.sequence.tokens))
             one.sequence.append(ids[begun[-1] :])
     assert begun == [0, 50, 0]
@@ -93,17 +93,17 @@ def test_threads_wait_for_each_other():
     """Whoever begins, ends, puts aside or writes."""
     sequences, ids = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
     waited = False
-    with pytest.raises(BlockingIOError), beginning_with(sequences, ids) as one:  # as it is given back
+    with pytest.raises(BlockingIOError), acquire(sequences, ids) as one:  # as it is given back
         one.sequence.append(ids[:FIRST])
         one.sequence.append(ids[FIRST:])
         one.sequence.aligned = FIRST
         sequences.lock = TakenLock()
         try:
-            sequences.was_read(one.sequence, FIRST, np.zeros((1, 9)))
+            sequences.record_prefill(one.sequence, FIRST, np.zeros((1, 9)))
         except BlockingIOError:
             waited = True
     assert waited
-    for call in (sequences.park, sequences.write_conversation, lambda: beginning_with(sequences, ids).__enter__()):
+    for call in (sequences.park, sequences.write_conversation, lambda: acquire(sequences, ids).__enter__()):
         with pytest.raises(BlockingIOError):
             call()
 
@@ -121,25 +121,25 @@ def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_
         sequence.append([2] * min(FIRST, length - place))
     sequence.aligned = aligned
     for number in (1, 2):
-        sequences.was_read(sequence, begin, logits)
+        sequences.record_prefill(sequence, begin, logits)
         assert (sequences._end is not None, engine.open()) == (is_known, 1 + is_known)
         assert len(engine.made) == 1 + number * is_known
     logits[:] = 5
     if sequences._end:
         assert sequences._end.logits.tolist() == [[1] * 9] and sequences._end.sequence.tokens == [2] * length
-    sequences.was_read(ShiftedSequence(sequence, 5), begin, logits)
+    sequences.record_prefill(ShiftedSequence(sequence, 5), begin, logits)
     assert len(engine.made) == 1 + 2 * is_known
 
 
 def read(sequences: PrefixCache, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
     """Read a prompt: how much of it was there, and the logits if all was."""
-    with beginning_with(sequences, ids, **how) as (sequence, logits):
+    with acquire(sequences, ids, **how) as (sequence, logits):
         held = len(sequence.tokens)
         for place in range(held, len(ids), FIRST):
             sequence.append(ids[place : place + FIRST])
         if is_told:
             sequence.aligned = len(ids) // FIRST * FIRST
-            sequences.was_read(sequence, held, np.ones((1, 9)))
+            sequences.record_prefill(sequence, held, np.ones((1, 9)))
     return held, logits
 
 
@@ -224,7 +224,7 @@ def test_what_files_have_goes_on():
         loaded.append(ids[:there])
         files = Files(found, CachedSequence(loaded))
         sequences = PrefixCache(engine, files)
-        with beginning_with(sequences, ids, earlier=11) as begun:
+        with acquire(sequences, ids, earlier=11) as begun:
             assert begun == (loaded, None)
             assert sequences._turns[loaded] == [*turns, TurnBoundary(20)]
         sequences.write_conversation()
@@ -251,11 +251,11 @@ def test_what_goes_to_files():
         read(sequences, [3] * FIRST, is_told=True, **how)
         sequences.write_conversation()
     assert (len(files.kept), texts[1:]) == (2, [(FIRST, True)] * 2)
-    with beginning_with(sequences, [4] * (FIRST + 1)) as (sequence, _):
+    with acquire(sequences, [4] * (FIRST + 1)) as (sequence, _):
         sequence.append([4] * FIRST)
         sequence.append([4])
         sequence.aligned = FIRST
-        sequences.was_read(sequence, 0, np.ones((1, 9)))
+        sequences.record_prefill(sequence, 0, np.ones((1, 9)))
         read(sequences, [5] * 9)  # somebody else comes meanwhile
         assert files.kept[2:] == [(FIRST + 1, [[1] * 9], False)]
     assert len(files.kept) == 3 and engine.open() == 1
@@ -265,7 +265,7 @@ def test_a_closed_sequence_is_not_kept():
     sequences = PrefixCache(engine_of())
     read(sequences, [2] * 9)
     (kept,) = sequences.idle
-    with beginning_with(sequences, [2] * 9) as one, beginning_with(sequences, [3] * 9) as other:
+    with acquire(sequences, [2] * 9) as one, acquire(sequences, [3] * 9) as other:
         assert one.sequence is kept
         other.sequence.close()
     assert [*sequences.idle] == [kept] and not kept.closed

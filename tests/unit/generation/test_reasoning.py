@@ -23,9 +23,9 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import (
     ANSWER,
+    ESCAPE,
     FORMATS,
-    SIGN,
-    THOUGHT,
+    REASONING,
     ReasoningParser,
     Tags,
     TextPart,
@@ -53,7 +53,7 @@ def parted(format, *pieces: str, is_open: bool = False) -> tuple[str, str]:
     splitter = ReasoningParser(Thinking(format, is_open))
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
     assert all(part.text for part in parts)
-    return tuple("".join(part.text for part in parts if part.kind == kind) for kind in (THOUGHT, ANSWER))
+    return tuple("".join(part.text for part in parts if part.kind == kind) for kind in (REASONING, ANSWER))
 
 
 SAID = [
@@ -95,7 +95,17 @@ def test_it_does_not_matter_how_the_text_is_cut(said: tuple, data):
 def test_text_comes_as_soon_as_it_is_certain():
     splitter = ReasoningParser(Thinking(THINK))
     said = [splitter.push(piece) for piece in ("<thi", "nk>", "Hm", " a <", "b", "\n</think", ">", "\n\n", "Yes")]
-    assert said == [[], [], [(THOUGHT, "Hm")], [(THOUGHT, " a")], [(THOUGHT, " <b")], [], [], [], [(ANSWER, "Yes")]]
+    assert said == [
+        [],
+        [],
+        [(REASONING, "Hm")],
+        [(REASONING, " a")],
+        [(REASONING, " <b")],
+        [],
+        [],
+        [],
+        [(ANSWER, "Yes")],
+    ]
 
 
 class NoTokens:
@@ -173,7 +183,7 @@ def test_an_answer_without_its_thought(tokenizer: Tokenizer):
     assert (answer.thinking, answer.finish_reason) == ("Hm, hello.", "stop")
     parts = list(session.ask("Hi", GREEDY).parts)
     assert [kind for kind, _ in parts] == sorted((kind for kind, _ in parts), reverse=True)
-    assert "".join(text for kind, text in parts if kind == THOUGHT) == "Hm, hello."
+    assert "".join(text for kind, text in parts if kind == REASONING) == "Hm, hello."
 
 
 def test_a_thought_is_not_sent_back_but_the_template_can_have_it(tokenizer: Tokenizer):
@@ -331,7 +341,12 @@ def may_come(guide: AnswerState) -> list[int] | None:
     return None if allowed is None else np.flatnonzero(allowed).tolist()
 
 
-MARKS = {"shown": {3: SIGN + "<think>", 4: SIGN + "</think>"}, "starts": (3,), "continuing": (5,), "closing": (4, 5)}
+MARKS = {
+    "shown": {3: ESCAPE + "<think>", 4: ESCAPE + "</think>"},
+    "starts": (3,),
+    "continuing": (5,),
+    "closing": (4, 5),
+}
 
 
 @pytest.mark.parametrize(("matcher", "calls", "budget", "expected"), [
@@ -405,7 +420,7 @@ def test_a_guide_where_every_answer_has_a_head():
 def test_a_constraint_that_has_thoughts_and_heads_too():
     guide = guided(THINK.with_escapes(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
     assert (guide.transcript.kind, may_come(guide)) == (None, [0, 1, 3])
-    for token, kind, thoughts in ((3, THOUGHT, 0), (1, THOUGHT, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
+    for token, kind, thoughts in ((3, REASONING, 0), (1, REASONING, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
         guide.accept(token)
         assert (guide.transcript.kind, may_come(guide), guide.thoughts) == (kind, [0, 1, 3], thoughts)
     assert (guide._matcher.said, guide.transcript.thinking, guide.transcript.text) == ([3, 1, 4, 2], "a", "b")

@@ -21,7 +21,13 @@ from localllm.engine.run import FIRST as CHUNK
 from localllm.engine.run import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import answers
-from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments, most_between_steps, piece, shareable
+from localllm.generation.chunked_prefill import (
+    PrefillSegment,
+    PrefillSegments,
+    chunk_size,
+    most_between_steps,
+    reusable_prefix,
+)
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request
@@ -326,7 +332,7 @@ def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
         turns = iter(batch)
         while not asked.begun:
             assert next(turns) == []
-        assert asked.answers[0].held == length + 1
+        assert asked.answers[0].computed_tokens == length + 1
         batch.drop(asked)
         assert (batch.running, [len(one.tokens) for one in batch._cache.idle]) == ([], [length + 1] * is_kept)
         assert engine.open() == is_kept
@@ -396,7 +402,7 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
         batch._cache.idle.append(sequence)
     assert batch._may_join(joining) and len(batch._cache.idle) == 2, "nobody else is there"
     batch.running = [
-        SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1, segments=None, release=lambda: None)
+        SimpleNamespace(sequence=None, ids=[4] * 40, pending_tokens=30, width=1, segments=None, release=lambda: None)
     ]  # type: ignore[list-item]
     assert (batch._may_join(joining), len(batch._cache.idle)) == (may, left)
     assert batch._cache.idle[-1].tokens[0] == 3
@@ -418,7 +424,7 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
 )
 def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs()) for length in (prompt, other))
-    assert shareable(same, ours, theirs) == expected
+    assert reusable_prefix(same, ours, theirs) == expected
 
 
 @pytest.mark.parametrize(
@@ -436,7 +442,7 @@ def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
 )
 def test_what_can_be_shared_of_prompts_whose_ends_are_exact(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs(exact=8)) for length in (prompt, other))
-    assert shareable(same, ours, theirs) == expected
+    assert reusable_prefix(same, ours, theirs) == expected
 
 
 def test_both_ends_of_a_prompt_are_exact():
@@ -474,10 +480,17 @@ def test_images_are_not_cut():
     ]  # fmt: skip
     assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
     assert stretches.at(1300) == (1300, 1428, True, False)
-    assert [piece(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [10, 0, 18, 0, 14, 64]
-    assert piece(410, stretches.at(410), 512) == 512
+    assert [chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
+        10,
+        0,
+        18,
+        0,
+        14,
+        64,
+    ]
+    assert chunk_size(410, stretches.at(410), 512) == 512
     other = PrefillSegments(prompt[:410], Runs())
-    assert [shareable(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
+    assert [reusable_prefix(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
 
 
 @pytest.mark.parametrize("precise", [True, False])
@@ -485,17 +498,20 @@ def test_how_much_of_a_stretch_is_read(precise: bool):
     """All of it where there is room; else to a place where the next piece comes to the same bits."""
     for place, end, room in product((0, 16, 70, 128), (200, 300, 512), range(0, 520, 3)):
         left, step = end - place, 16 if precise else PAGE
-        count = piece(place, PrefillSegment(0, end, precise), room)
+        count = chunk_size(place, PrefillSegment(0, end, precise), room)
         assert 0 <= count <= min(room, left) and (count == left) == (left <= room)
         if 0 < count < left:
             assert (place + count) % step == 0 and (precise or left - count >= PAGE)
             more = place + count + step
             assert more > place + room or (not precise and more > end - PAGE), "as much as there is room for"
-    assert piece(0, PrefillSegment(0, 200, precise), 64) == 64 and piece(0, PrefillSegment(0, 200, precise), 200) == 200
-    assert piece(0, PrefillSegment(0, 200, precise), 199) == (192 if precise else 128)
     assert (
-        piece(70, PrefillSegment(0, 200, precise), 9) == 0
-        and piece(71, PrefillSegment(0, 200, precise), 9) == 9 * precise
+        chunk_size(0, PrefillSegment(0, 200, precise), 64) == 64
+        and chunk_size(0, PrefillSegment(0, 200, precise), 200) == 200
+    )
+    assert chunk_size(0, PrefillSegment(0, 200, precise), 199) == (192 if precise else 128)
+    assert (
+        chunk_size(70, PrefillSegment(0, 200, precise), 9) == 0
+        and chunk_size(71, PrefillSegment(0, 200, precise), 9) == 9 * precise
     )
 
 
@@ -508,22 +524,26 @@ def test_an_answer_in_the_making():
     asked = request([2] * 5, n=2, max_tokens=3)
     sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.guide(Letters(), VOCAB)
     one = Completion(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
-    assert (one.left, one.has_begun, one.held, one.unread, one.score, one.width, one.seed, one.number) == (
-        3, False, 0, 5, 0, 2, 7, 1,
-    )  # fmt: skip
+    assert (one.remaining_tokens, one.has_begun, one.computed_tokens, one.pending_tokens) == (3, False, 0, 5)
+    assert (one.score, one.width, one.seed, one.number) == (0, 2, 7, 1)
     asked.begun, one.sequence = True, Paged(table(1)).sequence()
     one.sequence.add([2] * 5)
     row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
     sampler.accept = drawn.append  # type: ignore[method-assign]
     for number in (1, 2, 3):
         assert one.accept_logits(row)[1:3] == (2, [("answer", "a")])
-        assert (one.tokens, one.left, one.has_begun, one.is_complete) == ([2] * number, 3 - number, True, number == 3)
-        assert (one.held, one.unread, one.width) == (5, number - 1, 1)
+        assert (one.tokens, one.remaining_tokens, one.has_begun, one.is_complete) == (
+            [2] * number,
+            3 - number,
+            True,
+            number == 3,
+        )
+        assert (one.computed_tokens, one.pending_tokens, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
     assert drawn == [2] * 3 and one.text == "a" * 3 and (one.finish(), one.finish_reason) == ([], "length")
     other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     other.end_ids = frozenset([0])
-    assert (other.left, other.number, other.finish_reason) == (2, 0, "")
+    assert (other.remaining_tokens, other.number, other.finish_reason) == (2, 0, "")
     assert other.accept_logits(np.roll(row, -2))[1:3] == (None, []) and other.is_complete
     assert (other.tokens, other.finish(), other.finish_reason) == ([], [], "stop")
     only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
@@ -531,4 +551,4 @@ def test_an_answer_in_the_making():
     assert (only.tokens, only.logprob) == ([2], 0)
     none = Completion(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
     assert none.is_complete and none.finish() == []
-    assert (none.left, none.finish_reason, none.request.finished) == (0, "length", False)
+    assert (none.remaining_tokens, none.finish_reason, none.request.finished) == (0, "length", False)

@@ -423,7 +423,7 @@ def test_who_sees(monkeypatch):
     made: list[Any] = []
 
     def opening(*told: Any) -> SimpleNamespace:
-        made.append(SimpleNamespace(told=told, path=told[0], closed=0, look=lambda image: (len(made), image)))
+        made.append(SimpleNamespace(told=told, path=told[0], closed=0, encode=lambda image: (len(made), image)))
         made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
         return made[-1]
 
@@ -432,14 +432,14 @@ def test_who_sees(monkeypatch):
     monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
     sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()
-    assert (sight.eye, sight.nbytes, made) == (None, 6, [])
-    assert (sight.look("a"), sight.look("b")) == ((1, "a"), (1, "b"))
+    assert (sight.encoder, sight.nbytes, made) == (None, 6, [])
+    assert (sight.encode("a"), sight.encode("b")) == ((1, "a"), (1, "b"))
     assert made[0].told == ("beside m.gguf", "engine", "tokenizer", EngineOptions(3), True, False)
-    assert sight.use(Path(__file__), pan_and_scan=True) is sight.eye is made[1] and made[0].closed == 1
+    assert sight.use(Path(__file__), pan_and_scan=True) is sight.encoder is made[1] and made[0].closed == 1
     assert made[1].told == (str(Path(__file__)), "engine", "tokenizer", EngineOptions(3), True, True)
     assert sight.nbytes == Path(__file__).stat().st_size and made[1].closed == 0
     sight.close()
-    assert (sight.eye, made[1].closed) == (None, 1)
+    assert (sight.encoder, made[1].closed) == (None, 1)
     assert VisionAdapter("m", "e", "t", None).use("p") and made[2].told == (
         "p",
         "e",
@@ -618,22 +618,22 @@ def picture(name: bytes, size: tuple[int, int] = (1, 1)) -> SimpleNamespace:
 def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
     """It is encoded once, for a later process too, unless the projector's file is gone."""
     sees, told = seeing(monkeypatch, is_gone)
-    look = sees.look(picture(b"a"))
+    look = sees.encode(picture(b"a"))
     (digest,) = sees._known
     expected = [ImageEmbedding(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
     assert look.ids == ["<", True, *expected[1].ids, ">", True, *expected[0].ids]
     assert told == look.seen and [one.ids for one in told] == [one.ids for one in expected] and told[0].is_whole
     assert told[0].rows.all() and sees.encoded == 1 and sees._root == (b"p.gguf" if is_gone else b"f")
-    assert sees.look(picture(b"a")) is look and sees.encoded == 1 and len(told) == 4
+    assert sees.encode(picture(b"a")) is look and sees.encoded == 1 and len(told) == 4
     for other in (picture(b"b"), picture(b"a", (1, 2))):
-        assert sees.look(other).ids != look.ids
+        assert sees.encode(other).ids != look.ids
     assert sees.encoded == 3
     if is_gone:
         assert sees._files is None
     else:
         assert [*sees._files] == [*sees._known] and len(sees._files) == 3
         sees._known.clear()
-        assert sees.look(picture(b"a")).ids == look.ids and sees.encoded == 3
+        assert sees.encode(picture(b"a")).ids == look.ids and sees.encoded == 3
 
 
 @pytest.mark.parametrize(("least", "most", "kept"), [
@@ -646,6 +646,6 @@ def test_what_was_seen_longest_ago_is_forgotten(monkeypatch, least: int, most: i
     for name in (b"a", b"b", b"a", b"c"):
         monkeypatch.setattr(eye, "LEAST", least if name == b"c" else 3)
         monkeypatch.setattr(eye, "MOST_BYTES", most)
-        sees.look(picture(name))
+        sees.encode(picture(name))
     names = dict(zip(sees._files, b"abc", strict=True))
     assert bytes(names[digest] for digest in sees._known) == kept

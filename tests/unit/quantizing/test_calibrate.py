@@ -34,7 +34,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.tensor_source import find_map
 from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import dequantize
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.block_codes import OPENABLE, format_codes, put_codes, read_scales
 from localllm.quant.block_codes import dequantize as dequantize_blocks
@@ -446,7 +446,7 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch
     found = module.forward(together, w, h)
     together.close()
     for text, logits in zip(texts, found, strict=True):
-        span = Span(Remembered(KVType.of("f32")), 0, text, len(text))
+        span = Span(ReferenceCache(KVType.of("f32")), 0, text, len(text))
         np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
 
 

@@ -241,7 +241,7 @@ def test_images_in_a_browser(tmp_path, monkeypatch):
         browser.press("Enter", "\r", 13)
         browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
         model = served.service.pool.entries["seeing"].model
-        assert model.vision.eye.encoded == 1
+        assert model.vision.encoder.encoded == 1
         assert browser.value("document.querySelectorAll('article.user canvas').length") == 1
         assert browser.value("document.querySelector('#attached').offsetParent") is None
         assert browser.value("document.querySelector('#files').offsetParent") is None

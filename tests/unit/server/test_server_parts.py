@@ -26,7 +26,7 @@ from localllm.files.gguf import projectors
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.logprobs import token_logprobs
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import http as wire
 from localllm.server import model_pool as model_pool
@@ -1155,7 +1155,7 @@ def test_patience_with_a_connection(monkeypatch, state: bool | None, idle: bool)
 
 
 def test_blocks():
-    parts = [TextPart(THOUGHT, "a"), TextPart(THOUGHT, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
+    parts = [TextPart(REASONING, "a"), TextPart(REASONING, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
              TextPart(ARGUMENTS, "{"),
              TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
     blocks = Blocks()
@@ -1168,7 +1168,7 @@ def test_blocks():
         (OPEN, 4, ""), (DELTA, 4, "d"), (CLOSE, 4, ""),
     ]  # fmt: skip
     told = [(block.kind, block.name, block.text) for block in blocks.all]
-    assert told == [(THOUGHT, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
+    assert told == [(REASONING, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
     assert blocks.has_calls
 
 
@@ -1506,7 +1506,7 @@ def test_what_is_heard_of_a_token(answers, monkeypatch):
     answering: Any = SimpleNamespace(number=3, guide=guide, finish_reason=None)
     parts, told = [TextPart(ANSWER, "x")], []
     for likely, token, kind, reason in (
-        (2, 1, ANSWER, None), (None, 1, ANSWER, None), (2, None, ANSWER, None), (2, 1, THOUGHT, "stop"),
+        (2, 1, ANSWER, None), (None, 1, ANSWER, None), (2, None, ANSWER, None), (2, 1, REASONING, "stop"),
     ):  # fmt: skip
         guide.transcript.kind, answering.finish_reason = kind, reason
         it._on_token(subscriber(loop, likely), answering, token, parts, row)

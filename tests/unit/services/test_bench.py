@@ -35,7 +35,7 @@ from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from localllm.kernels.simd import dot_bytes, dot_variant
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan
@@ -238,7 +238,7 @@ class Counting(Reference):
 def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
-    builder = Counting([Span(Remembered(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
+    builder = Counting([Span(ReferenceCache(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
     model, hyperparameters = architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
     costs = MatrixCosts.of(tensors)
@@ -266,13 +266,13 @@ def test_what_a_report_says(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "fills", "no_text"), [(True, False, True), (True, True, False), (False, False, False)]
+    ("lookahead", "fills", "no_text"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_which_models_make_no_text(ahead: bool, fills: bool, no_text: bool, monkeypatch):
+def test_which_models_make_no_text(lookahead: bool, fills: bool, no_text: bool, monkeypatch):
     closed: list[bool] = []
     file = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
-    read = SimpleNamespace(looks_ahead=ahead, fills=fills)
+    read = SimpleNamespace(bidirectional=lookahead, fills=fills)
     monkeypatch.setattr(bench_texts, "architecture", lambda given: (None, read) if given is file else None)
     assert bench_texts.makes_no_text("x") is no_text and closed == [True]
 

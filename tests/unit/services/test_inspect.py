@@ -95,7 +95,7 @@ def test_why_a_file_cannot_run(problem: ModelError | None, tensors: dict[str, in
 
 
 @pytest.mark.parametrize(
-    ("looks_ahead", "fills", "pooling", "told"),
+    ("bidirectional", "fills", "pooling", "told"),
     [
         (True, False, "mean", "vectors by the mean of all tokens"), (True, False, "cls", "vectors by the first token"),
         (True, False, "rank", "scores"), (True, False, NONE, None), (True, True, "mean", "vectors by the last token"),
@@ -103,14 +103,14 @@ def test_why_a_file_cannot_run(problem: ModelError | None, tensors: dict[str, in
     ],
 )  # fmt: skip
 def test_what_is_made_of_a_text(
-    monkeypatch: pytest.MonkeyPatch, looks_ahead: bool, fills: bool, pooling: str, told: str
+    monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, told: str
 ):
     """One that writes may make vectors, too, as its file says."""
     monkeypatch.setattr(inspect, "Fields", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
-    h: Any = SimpleNamespace(looks_ahead=looks_ahead, fills=fills, pooling=pooling)
+    h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
     assert inspect.describe_reader("file", h) == told and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
-    assert inspect.is_reader(h) == (looks_ahead and not fills)
+    assert inspect.is_reader(h) == (bidirectional and not fills)
     if not inspect.is_reader(h):
         assert inspect.describe_reader("bare", h) is None  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from localllm.kernels.cpu import TILE_SLAB
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS
 from localllm.kernels.cpu.amx.tiles import TILE, left_over, narrow_pair
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.formats import as_groups
+from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import (
     I64,
     elements,
@@ -116,7 +116,7 @@ def make_row(format, low):
 
 def make(format_name):
     """Make the kernel for one format."""
-    format = as_groups(format_name)
+    format = load_group_format(format_name)
     high, planes, group_bytes = make_row(format, False), make_row(format, True), format.group_bytes
 
     @kernel

@@ -207,7 +207,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
     """Update all rows with `count` scores from position `start`; keys before `lowest` are hidden."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
-    ahead, biases, reach = argument(a, ATTEND.ahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
+    ahead, biases, reach = argument(a, ATTEND.lookahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
     period = argument(a, ATTEND.period)
     for r in range(rows):
         token, row = (first + r) // group, scores + r * stride

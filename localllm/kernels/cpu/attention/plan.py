@@ -29,13 +29,13 @@ def first_seen(position, window, chunked):
 @device
 def lowest_seen(a, sequence):
     """Return the first key of a sequence that any token sees: past the encoder's text, 0 for cross-attention."""
-    return 0 if argument(a, PLAN.crosses) == 1 else argument(sequence, SEQUENCE.encoded)
+    return 0 if argument(a, PLAN.cross_attention) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
 @device
 def end_seen(a, sequence):
     """Return the end of the keys of a sequence that any token sees."""
-    return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.crosses) == 1 else SEQUENCE.length)
+    return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 
 
 @device
@@ -88,7 +88,7 @@ def add_sequence(a, sequence, unit, splits, span):
         for row in range(0, rows, at_once):
             here = min(at_once, rows - row)
             begin, last = first_key(a, sequence, start + row // group), start + (row + here - 1) // group
-            end = min(last + 1 + argument(a, PLAN.ahead), end_seen(a, sequence))
+            end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 table = argument(sequence, SEQUENCE.table)

@@ -11,12 +11,12 @@ from localllm.kernels.arguments import (
     MULTIPLY,
     RELU_SQUARED,
     SCALE,
+    SCALE_BY_POSITION,
     SIGMOID,
     SIGMOID_GATE,
     SOFTCAP,
     SOFTPLUS,
     SWIGLU_LIMITED,
-    TEMPER,
 )
 from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
 from localllm.kernels.simd import (
@@ -145,8 +145,11 @@ def xielu_constants(a, token):
 @inlined
 def temperature(a, token):
     """Compute 1 + slope * log(floor((position + offset) / length) + 1)."""
-    position = load_i64(argument(a, TEMPER.positions) + token * 8) + argument(a, TEMPER.offset)
-    return float32(1.0 + argument_f32(a, TEMPER.slope) * log(float(position // argument(a, TEMPER.length) + 1)))
+    position = load_i64(argument(a, SCALE_BY_POSITION.positions) + token * 8) + argument(a, SCALE_BY_POSITION.offset)
+    return float32(
+        1.0
+        + argument_f32(a, SCALE_BY_POSITION.slope) * log(float(position // argument(a, SCALE_BY_POSITION.length) + 1))
+    )
 
 
 @inlined
@@ -208,7 +211,7 @@ exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_f
 plus = of_one(PLUS, shifted, inlined(lambda a, token: argument_f32(a, PLUS.number)))
 sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
 xielu = of_one(XIELU, xielu_of, xielu_constants)  # wrong by alpha_n 2e-7
-temper = of_one(TEMPER, scaled, temperature)
+scale_by_position = of_one(SCALE_BY_POSITION, scaled, temperature)
 sigmoid_gate = of_one(SIGMOID_GATE, scaled, sigmoid_of_gate)
 scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.factor)))
 clamp = of_one(CLAMP, clamped, inlined(lambda a, token: argument_f32(a, CLAMP.limit)))

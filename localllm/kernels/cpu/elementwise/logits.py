@@ -22,7 +22,7 @@ from localllm.kernels.simd import (
 
 
 @device
-def hand_out(x, y, columns):
+def copy_logits(x, y, columns):
     """Compute y = x; 0 if all numbers are finite, else NaN, which is what zero times infinity or NaN is."""
     zeros = zero_f32x16()
     for i in range(0, columns - 15, 16):
@@ -43,5 +43,5 @@ def logits(a, part, parts, thread):
     first, last = columns * part // parts, columns * (part + 1) // parts
     for t in range(load_i64(argument(a, LOGITS.count))):
         x, y = argument(a, LOGITS.x) + t * argument(a, LOGITS.stride), target + t * columns * 4
-        if hand_out(x + first * 4, y + first * 4, last - first) != 0:
+        if copy_logits(x + first * 4, y + first * 4, last - first) != 0:
             atomic_add(argument(a, LOGITS.flaws), 1)

@@ -24,7 +24,7 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
 )
 from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.formats import as_groups
+from localllm.kernels.formats import load_group_format
 from localllm.kernels.formats.words import READERS, WORDS, k_factors
 from localllm.kernels.simd import (
     I8,
@@ -259,7 +259,7 @@ def make_rows_in_words(format, rows, tokens=1):
 
     y, words: of the first token.
     """
-    format = as_groups(format.name, small_codes=True)  # scales belong to codes as the readers give them
+    format = load_group_format(format.name, small_codes=True)  # scales belong to codes as the readers give them
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()

@@ -26,7 +26,7 @@ from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
 from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, piece_for
 from localllm.kernels.cpu.matmul.tiles import ROWS
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
-from localllm.kernels.formats import as_groups
+from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
 
 # Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
@@ -130,22 +130,22 @@ def make_tiles(slab):
 
 def make_linear_one(format_name):
     """Make the kernel of one format for one token."""
-    return make_rows(make_one_token(as_groups(format_name)))
+    return make_rows(make_one_token(load_group_format(format_name)))
 
 
 def make_linear_few(format_name):
     """Make the kernel for a few tokens, in both planes."""
-    return make_rows(make_few(as_groups(format_name), TOGETHER, 2))
+    return make_rows(make_few(load_group_format(format_name), TOGETHER, 2))
 
 
 def make_linear_few_fast(format_name):
     """Make the kernel for a few tokens, in the high plane."""
-    return make_rows(make_few(as_groups(format_name), TOGETHER, 1))
+    return make_rows(make_few(load_group_format(format_name), TOGETHER, 1))
 
 
 def make_linear_precise(format_name):
     """Make the kernel for more tokens, in both planes."""
-    return make_tiles(make_precise_slab(as_groups(format_name, small_codes=True)))
+    return make_tiles(make_precise_slab(load_group_format(format_name, small_codes=True)))
 
 
 def make_linear_fast(format_name):
@@ -153,7 +153,7 @@ def make_linear_fast(format_name):
 
     In both, where that takes no longer: large codes on a CPU that multiplies words.
     """
-    format = as_groups(format_name, small_codes=True)
+    format = load_group_format(format_name, small_codes=True)
     if HAS_AVX2_DOTS:
         return make_tiles(make_code_slab(format, format.largest > MOST_IN_BYTES))
     return make_tiles(make_fast_slab(format))

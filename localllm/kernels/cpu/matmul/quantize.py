@@ -8,7 +8,7 @@ instead of 2.9e-5 (normally distributed numbers; where both share whatever their
 get half as much error again, and none so: the few columns of hers with large numbers keep their scale for themselves).
 
 The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
-practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which. Where one of the
+practically exact and cost two dot products instead of one; see matmul_quantized.py for who uses which. Where one of the
 32 is not finite, the scale is NaN, and so is every product.
 
 The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7

@@ -261,7 +261,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
-        value_bytes, heads, kv_heads, scale, softcap, window, chunked, period, ahead, slopes, chosen, chosen_stride,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, period, lookahead, slopes, chosen, chosen_stride,
         choice_stride, bundles, parts, partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
@@ -269,7 +269,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
             return
         position = load_i64(positions + token * 8)
         sequence = sequence_of(owners, sequences, token)
-        first, last = first_seen(position, window, chunked), last_seen(position, ahead, sequence)
+        first, last = first_seen(position, window, chunked), last_seen(position, lookahead, sequence)
         lowest, each = cut(first, last, parts)
         begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, last + 1)
         if begin >= end:
@@ -329,7 +329,7 @@ def sees_none(bits, position):
 
 
 def merge_few(
-    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, logs, chosen,
+    count, positions, owners, sequences, heads, value_dim, window, chunked, lookahead, sinks, logs, chosen,
     chosen_stride, choice_stride, kv_heads, parts, partial, partial_bytes, y, y_stride,
 ):  # fmt: skip
     """Put the parts of contexts together: a block for a token's head."""
@@ -337,7 +337,7 @@ def merge_few(
     if token >= load_i64(count):
         return
     position = load_i64(positions + token * 8)
-    last = last_seen(position, ahead, sequence_of(owners, sequences, token))
+    last = last_seen(position, lookahead, sequence_of(owners, sequences, token))
     lowest, each = cut(first_seen(position, window, chunked), last, parts)
     source = partial + (token * heads + head) * parts * partial_bytes
     end = source + (last - lowest) // each * partial_bytes + partial_bytes

@@ -244,7 +244,7 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
     @device
     def unit(
         sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes, factor,
-        softcap, window, chunked, ahead, slopes, sinks,
+        softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         in_keys = cuda.shared.array(key_words, int32)
         in_values = cuda.shared.array(value_words, int32)
@@ -260,8 +260,8 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         lows = (int32(first_seen(positions[0], window, chunked) - 2 * t),
                 int32(first_seen(positions[1], window, chunked) - 2 * t))  # fmt: skip
         places = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
-        highs = (int32(last_seen(positions[0], ahead, sequence) - 2 * t),
-                 int32(last_seen(positions[1], ahead, sequence) - 2 * t))  # fmt: skip
+        highs = (int32(last_seen(positions[0], lookahead, sequence) - 2 * t),
+                 int32(last_seen(positions[1], lookahead, sequence) - 2 * t))  # fmt: skip
         targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
                    y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
         a, factors = load_queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
@@ -270,7 +270,7 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
         output = no_values(0)
         begin = first_seen(start + first_row // group, window, chunked) // block * block
-        end = last_seen(start + min(first_row + ROWS - 1, last_row) // group, ahead, sequence) + 1
+        end = last_seen(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
         for key in range(begin, end, block):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             cuda.syncthreads()
@@ -296,7 +296,7 @@ def make(format_name):
 
     def attend_many(
         sequences, sequence_count, q, q_stride, y, y_stride, keys, values, key_head_stride, value_head_stride,
-        key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, sinks,
+        key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         kv_head, group, number = cuda.blockIdx.y, heads // kv_heads, cuda.blockIdx.x
         cap, factor = f32_value(softcap), f32_value(scale)
@@ -306,7 +306,7 @@ def make(format_name):
         while sequence != 0:
             unit(
                 sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes,
-                factor, cap, window, chunked, ahead, slopes, sinks,
+                factor, cap, window, chunked, lookahead, slopes, sinks,
             )  # fmt: skip
             number += cuda.gridDim.x
             sequence, first_row = find(sequences, sequence_count, group, number)

@@ -25,11 +25,11 @@ def first_seen(position, window, chunked):
 
 
 @device
-def last_seen(position, ahead, sequence):
-    """Return the last key that a token sees; ahead: how many after itself at most. sequence: address of a SEQUENCE."""
-    if ahead == 0:
+def last_seen(position, lookahead, sequence):
+    """Return the last key that a token sees, at most `lookahead` after itself; sequence: address of a SEQUENCE."""
+    if lookahead == 0:
         return position
-    return min(position + ahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
+    return min(position + lookahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):

@@ -267,7 +267,7 @@ def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
         store_4f32(y + at, a, b, xielu_of(c, p, n, by, e), xielu_of(d, p, n, by, e))
 
 
-def temper(count, x, positions, slope, length, offset, y, stride, columns):
+def scale_by_position(count, x, positions, slope, length, offset, y, stride, columns):
     """Compute y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:

@@ -271,7 +271,7 @@ def test_what_is_read_of_a_pair():
     assert (text.kind, text.path, text.width, text.heads, text.out, text.side, text.patch, text.merge) == (
         "clip", "clip.gguf", 8, 2, 6, 1, 1, 1
     )  # fmt: skip
-    assert (text.layers, text.hidden, text.context, text.most_patches, text.columns, text.ahead, text.exact) == (
+    assert (text.layers, text.hidden, text.context, text.most_patches, text.columns, text.lookahead, text.exact) == (
         1, 0, 3, 3, 8, 0, True
     )  # fmt: skip
     assert pair(use_gelu=True).text.activation == pair(use_gelu=True).vision.activation == "gelu"

@@ -19,7 +19,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import ANSWER, THOUGHT
+from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.services import sessions
@@ -42,7 +42,7 @@ class Answer:
             if isinstance(part, BaseException):
                 raise part
             kind, text = part if isinstance(part, tuple) else (ANSWER, part)
-            self.thinking += text if kind == THOUGHT else ""
+            self.thinking += text if kind == REASONING else ""
             self.text += text if kind == ANSWER else ""
             yield kind, text
         self.finish_reason = self.ends
@@ -178,11 +178,11 @@ def test_thoughts_are_shown_or_not(talk: TerminalConversation, say: Say, monkeyp
         push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
     )
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
-    say("a", Answer((THOUGHT, "Hm"), "Yes"))
+    say("a", Answer((REASONING, "Hm"), "Yes"))
     assert shown == [("Hm", True), ("Yes", False), "end"]
     shown.clear()
     say("/think hide")
-    say("b", Answer((THOUGHT, "Hm"), "Yes"))
+    say("b", Answer((REASONING, "Hm"), "Yes"))
     say("c", Answer(KeyboardInterrupt()))
     assert shown == [("Yes", False), "end"] and "thoughts are shown" in say("/think show")
     assert "thinking is off, thoughts are shown" in say("/think off") and talk.options.think == "off"
@@ -197,7 +197,7 @@ def test_how_far_hidden_thoughts_are(talk: TerminalConversation, say: Say, monke
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
     talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))  # type: ignore[assignment]
     talk.shows_thoughts = False
-    say("q", Answer((THOUGHT, "Hm"), (THOUGHT, "."), "Yes"))
+    say("q", Answer((REASONING, "Hm"), (REASONING, "."), "Yes"))
     thinking = ["clear", "thinking: 3 tokens"]
     assert shown == [*thinking, *thinking, "clear", "Yes", "clear", "end", "clear"]
     shown.clear()
@@ -554,14 +554,14 @@ def test_questions_that_are_only_thought_about_are_kept(talk: TerminalConversati
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
-    say("q", Answer((THOUGHT, "Hm"), KeyboardInterrupt()))  # nothing was said
+    say("q", Answer((REASONING, "Hm"), KeyboardInterrupt()))  # nothing was said
     assert talk.lines == [] and shown == ["end"]
     say("r", Answer("a", KeyboardInterrupt()))
     say("s", Answer())  # nothing to say, but to the end
     assert texts(talk) == ["r", "a", "s", ""] and shown == ["end"] * 3
 
 
-@pytest.mark.parametrize("begun", ["", (THOUGHT, "Hm")])
+@pytest.mark.parametrize("begun", ["", (REASONING, "Hm")])
 def test_going_on_with_nothing_said_and_stopping_at_once(talk: TerminalConversation, say: Say, begun: Any):
     """The question and what was thought stay, and so do the turns before."""
     for number in (2, 4):

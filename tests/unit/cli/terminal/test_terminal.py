@@ -88,13 +88,13 @@ def test_surroundings(monkeypatch):
     ))  # fmt: skip
     limits = iter([main.LEAST_MEMORY, main.LEAST_MEMORY - 1])
     monkeypatch.setattr("localllm.system.memory.address_limit", lambda: next(limits))
-    main.require_surroundings()
+    main.check_environment()
     assert opened == [(os.devnull, os.O_RDWR)] * 2
     with pytest.raises(MemoryLimitError, match=r"^not enough memory$"):
-        main.require_surroundings()
+        main.check_environment()
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(LocalllmError, match=r"^stdout is closed: there is nowhere to write to$"):
-        main.require_surroundings()
+        main.check_environment()
 
 
 def test_what_is_no_terminal():
@@ -281,7 +281,7 @@ def test_one_answer_of_chat(has_tools: bool, monkeypatch):
     monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *told: (answer, [], ends[0]))
     monkeypatch.setattr(chat, "begin", lambda *told: answer)
     monkeypatch.setattr(chat, "stream", lambda *told: ends[0])
-    monkeypatch.setattr(chat.opening, "settle", settled.append)
+    monkeypatch.setattr(chat.opening, "finish_writes", settled.append)
 
     def once(chosen: GenerationOptions) -> None:
         chat.answer_once(model, [], chosen, object() if has_tools else None, None)  # type: ignore[arg-type]

@@ -121,12 +121,12 @@ CASES: dict[str, Any] = {
     "experts in as many slices as there are": (of_experts("Q4_K", 12000),),
     "experts of floats": (of_experts("F16"),),
     "attend": (attending(), [PAGED]),
-    "attend in a window": (attending(WINDOW, ahead=2), [WINDOW]),
+    "attend in a window": (attending(WINDOW, lookahead=2), [WINDOW]),
     "attend where windows are": (attending(windowed=True), [PAGED]),
     "attend to rows": (attending(LATENT), [LATENT]),
     "attend turned": (attending(WIDE), [WIDE], "q4_0"),
     "attend twice alike": (lambda b, rows: [attending()(b, rows) for _ in "ab"], [PAGED]),
-    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "select_keys": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
     "choose blocks": (chosen, [PAGED, INDEX]),
 }  # fmt: skip
 FILE = GOLDENS / "steps_cpu.txt"

@@ -236,7 +236,9 @@ def test_what_threads_share(monkeypatch):
     assert len(team.cells) * 8 == 6 * LINE and team.keep == ("kept", tape)
     assert job[[JOB.tape, JOB.steps, JOB.cells]].tolist() == [tape.ctypes.data, 6, team.cells.ctypes.data]
     assert job[[JOB.offer, JOB.lock, JOB.unlock, JOB.wait, JOB.wake]].tolist() == [11, 12, 13, 14, 15]
-    assert prepared == [((address + 8 * JOB.turn, address + 8 * JOB.bed), address + 8 * JOB.bell)]
+    assert prepared == [
+        ((address + 8 * JOB.run_mutex, address + 8 * JOB.sleep_mutex), address + 8 * JOB.wake_condition)
+    ]
     team.choose(2, 5)
     assert job[[JOB.tape, JOB.steps]].tolist() == [tape.ctypes.data + 2 * 5 * 8, 3]
     team.start(3)

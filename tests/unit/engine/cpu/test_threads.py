@@ -189,7 +189,10 @@ def test_parts_are_limited_by_the_count_of_tokens():
 
 
 def test_no_two_writers_share_a_cache_line():
-    lines = [place * 8 // LINE for place in (JOB.run, JOB.done, JOB.sleepers, JOB.offer, JOB.turn, JOB.bed, JOB.bell)]
+    lines = [
+        place * 8 // LINE
+        for place in (JOB.run, JOB.done, JOB.sleepers, JOB.offer, JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
+    ]
     assert len(set(lines)) == len(lines)
     assert len(set(JOB)) == len(Job._fields)
 

@@ -88,13 +88,13 @@ CASES: dict[str, Any] = {
     "experts of floats": (of_experts("F16"),),
     "attend": (attending(), [PAGED], "f16"),
     "attend in float32": (attending(), [PAGED]),
-    "attend in a window": (attending(WINDOW, ahead=2), [WINDOW], "f16"),
+    "attend in a window": (attending(WINDOW, lookahead=2), [WINDOW], "f16"),
     "attend to rows": (attending(LATENT), [LATENT], "f16"),
     "attend turned": (attending(WIDE), [WIDE], "q4_0"),
     "attend with long heads": (attending(LONG, 24), [LONG], "f16"),
     "attend with logarithms": (attending(logs=True), [PAGED], "f16"),
     "attend to every second": (attending(SPARSE), [SPARSE], "f16"),
-    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
+    "select_keys": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
     "choose blocks": (chosen, [PAGED, INDEX], "f16"),
 }  # fmt: skip
 FILE = GOLDENS / "steps_cuda.txt"
@@ -152,7 +152,7 @@ def test_bytes_of_a_part_of_a_context():
 def test_what_cards_do_not_do():
     def crossing(b: Any, rows: Any) -> None:
         b.write_kv(rows(32), rows(64), PAGED)
-        b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, crosses=True))
+        b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, cross_attention=True))
 
     for say, said in (
         (crossing, "encoder models run on the CPU only: use --device cpu"),

@@ -126,7 +126,7 @@ def test_results_are_turned_back(tokens):
     assert kernels[:5] == ["hadamard", "hadamard", "store", "store", "hadamard"] and kernels[-1] == "hadamard"
 
 
-@pytest.mark.parametrize("given", [{"crosses": True}, {"biases": np.zeros((4, 3), np.float32)}])
+@pytest.mark.parametrize("given", [{"cross_attention": True}, {"biases": np.zeros((4, 3), np.float32)}])
 def test_attention_of_encoders_is_no_cards(given):
     with pytest.raises(UnsupportedError, match="encoder models run on the CPU only: use --device cp"):
         steps_of(attending(PAGED, **given), 1, [PAGED])
@@ -141,8 +141,8 @@ def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
         b.select_keys(rows(48), rows(16), None, index, 5)
         b.select_key_blocks(rows(48), rows(16), index, 5, 2, 1)
 
-    steps = [step for step in steps_of(say, tokens, [index]) if step.kernel.startswith("choose")]
-    assert [step.kernel for step in steps] == ["choose-F16", "choose-F16", "choose_blocks-F16"]
+    steps = [step for step in steps_of(say, tokens, [index]) if step.kernel.startswith("select_key")]
+    assert [step.kernel for step in steps] == ["select_keys-F16", "select_keys-F16", "select_key_blocks-F16"]
     for step, words in zip(steps, (2, 2, 6), strict=True):
         _, scores = step.writes
         assert step.parts == tokens and scores.stride == step.arguments["scratch_bytes"] == 4 * 32 * words

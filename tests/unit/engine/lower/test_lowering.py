@@ -114,7 +114,7 @@ PAGED, INDEX = Paged(0, 2, 16, 32), Latent(0, 16, 16, is_index=True)
 WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
 NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, before=3)
 SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
-ACROSS = Scores(4, 0.5, crosses=True)
+ACROSS = Scores(4, 0.5, cross_attention=True)
 BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
@@ -183,7 +183,7 @@ CASES = {
     "head_dots": (lambda b, rows: b.head_dots(rows(20), rows(20), 4),),
     "mix": (lambda b, rows: b.mix_streams(rows(12), rows(6), 3),),
     "add_vector": (lambda b, rows: b.add_vector(rows(2), w(2)),),
-    "temper": (lambda b, rows: b.scale_by_position(rows(20), b.positions, 0.5, 7, 3),),
+    "scale_by_position": (lambda b, rows: b.scale_by_position(rows(20), b.positions, 0.5, 7, 3),),
     "rope, twice alike": (lambda b, rows: b.rope(b.rope(rows(8), ROPE, b.positions), ROPE, b.positions),),
     "rope of neighbours": (lambda b, rows: b.rope(rows(8), NEIGHBOURS, b.positions, w(2)),),
     "what is needed once more": (lambda b, rows: (lambda x: b.add(b.softcap(x, 30), x))(rows(20)),),
@@ -195,14 +195,14 @@ CASES = {
     "heads": (lambda b, rows: b.head_linear(rows(8), w(2, 20, 4)),),
     "attend": (attending(), [PAGED]),
     "attend with slopes": (attending(heads=6, slopes=(1, 2, 3, 4, 5, 6), sinks=w(6), logs=True), [PAGED], "f16"),
-    "attend with biases": (attending(WINDOW, biases=np.arange(12).reshape(4, 3), ahead=2), [WINDOW]),
+    "attend with biases": (attending(WINDOW, biases=np.arange(12).reshape(4, 3), lookahead=2), [WINDOW]),
     "attend to rows": (attending(LATENT), [LATENT]),
     "attend with more biases": (attending(WINDOW, biases=np.arange(20).reshape(4, 5)), [WINDOW]),
     "attend turned": (attending(WIDE), [WIDE], "q4_0"),
     "attend, keys turned": (attending(), [PAGED], "k=q4_0,v=f16"),
     "attend, values turned": (attending(), [PAGED], "k=f16,v=q4_0"),
     "attend to another run": (lambda b, rows: b.attend(rows(64), None, None, PAGED, ACROSS), [PAGED]),
-    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "select_keys": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
     "choose without weights": (lambda b, rows: b.select_keys(rows(48), rows(16), None, INDEX, 5, 2), [INDEX]),
     "attend to what is chosen": (chosen, [PAGED, INDEX]),
     "attend to what is chosen for all": (chosen_for_all, [PAGED, INDEX]),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from models import write
 from models.projectors import projector, seeing, write_projector
-from pooled import beginning_with
+from pooled import acquire
 
 import localllm
 from localllm import images
@@ -63,13 +63,13 @@ class Read:
             sequences = model.session.cache
             request = model.session.request(messages)
             self.prompt = request.prompt
-            with beginning_with(sequences, self.prompt) as (sequence, logits):
+            with acquire(sequences, self.prompt) as (sequence, logits):
                 self.known = len(sequence.tokens)
                 if logits is None:
                     logits = read_prompt(sequence, self.prompt, None)
-                    sequences.was_read(sequence, self.known, logits)
+                    sequences.record_prefill(sequence, self.known, logits)
                 self.logits = np.concatenate([logits, *(sequence.append([token]) for token in (5, 6, 7))])
-            self.encoded = model.vision.eye.encoded
+            self.encoded = model.vision.encoder.encoded
 
     @property
     def image_end(self) -> int:
@@ -169,14 +169,14 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
     path, question, said = written(tmp_path, name), asked("What is this? " * 9, ONE), [5, 6, 7, 8]
 
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
-        with beginning_with(model.session.cache, prompt, earlier=earlier) as (sequence, _):
+        with acquire(model.session.cache, prompt, earlier=earlier) as (sequence, _):
             known = len(sequence.tokens)
             return known, read_prompt(sequence, prompt, None)
 
     with localllm.open(path, threads=2) as model:
         request, sequences = model.session.request(question), model.session.cache
-        with beginning_with(sequences, request.prompt) as (sequence, _):
-            sequences.was_read(sequence, 0, read_prompt(sequence, request.prompt, None))
+        with acquire(sequences, request.prompt) as (sequence, _):
+            sequences.record_prefill(sequence, 0, read_prompt(sequence, request.prompt, None))
             for token in said:
                 sequence.append([token])
         model.session.leave()
@@ -186,7 +186,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
         again = model.session.request(question)
         assert again.prompt == request.prompt
         known, logits = goes_on([*held, 9, 10, 11], len(held), model)
-        assert known == len(held) and model.vision.eye.encoded == 0
+        assert known == len(held) and model.vision.encoder.encoded == 0
         assert np.array_equal(logits, expected)
 
 
@@ -211,7 +211,7 @@ def test_a_session_without_its_image(tmp_path, is_there):
             return
         answer = model.session.ask("And now?", GREEDY)
         list(answer)
-        assert answer.cached_tokens < 20 and model.vision.eye.encoded == 1
+        assert answer.cached_tokens < 20 and model.vision.encoder.encoded == 1
 
 
 def test_where_pieces_end():

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from models import DECLARATIONS
-from pooled import beginning_with, restored
+from pooled import acquire, restored
 from project import ROOT
 from signals import apart, ctrl_c
 from tiny_hybrid import write_tiny_hybrid
@@ -76,11 +76,11 @@ def open_model(path: Path, **options) -> localllm.Model:
 def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
     """How many tokens were known; the logits after the prompt, and after three tokens more, one by one."""
     sequences = model.session.cache
-    with beginning_with(sequences, ids) as (sequence, logits):
+    with acquire(sequences, ids) as (sequence, logits):
         known = len(sequence.tokens)
         if logits is None:
             logits = read_prompt(sequence, ids, None)
-            sequences.was_read(sequence, known, logits)
+            sequences.record_prefill(sequence, known, logits)
         rows = [logits, *(sequence.append([token]) for token in (5, 6, 7))]
     return known, np.concatenate(rows)
 
@@ -447,10 +447,10 @@ def test_what_is_read_of_long_prompts():
 
     def calls(ids: list[int]) -> list[tuple[int, int]]:
         fake.calls.clear()
-        with beginning_with(sequences, ids) as (sequence, logits):
+        with acquire(sequences, ids) as (sequence, logits):
             if logits is None:
                 known = len(sequence.tokens)
-                sequences.was_read(sequence, known, read_prompt(sequence, ids, None))
+                sequences.record_prefill(sequence, known, read_prompt(sequence, ids, None))
         return fake.calls[:]
 
     ids = tokens(1200)

@@ -110,7 +110,15 @@ PAGED, LATENT = Paged(3, 2, 4, 3), Latent(5, 4, 2)
 CONVOLVED, SCANNED = Recurrent(1, ((2, 3),)), Recurrent(2, ((1, 3), (2, 3), (2, 4, 3)))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 ROUTING = Routing(4, 2)
-UNSAID = {"slopes": (), "sinks": None, "ahead": 0, "biases": None, "crosses": False, "windowed": False, "logs": False}
+UNSAID = {
+    "slopes": (),
+    "sinks": None,
+    "lookahead": 0,
+    "biases": None,
+    "cross_attention": False,
+    "windowed": False,
+    "logs": False,
+}
 ATTENDS = {"state": PAGED, "heads": 4, "scale": 0.5, "softcap": 0.0, **UNSAID, "choices": 0}
 BIASES = np.zeros((4, 3), np.float32)
 SAID = {
@@ -200,11 +208,11 @@ SAID = {
     "attend to what is there": (
         lambda r: r.attend(x(16), None, None, PAGED, Scores(4, 0.5, 2.0, rows(1, 2), w(4), 7)),
         ("attend", [16], "all", 12,
-         ATTENDS | {"softcap": 2.0, "slopes": rows(1, 2), "sinks": rows(1, 2, 3, 4), "ahead": 7}),
+         ATTENDS | {"softcap": 2.0, "slopes": rows(1, 2), "sinks": rows(1, 2, 3, 4), "lookahead": 7}),
     ),
     "attend with logs": (
-        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, biases=BIASES, crosses=True, logs=True)),
-        ("attend", [16, 8, 6], "all", 16, ATTENDS | {"biases": BIASES.tolist(), "crosses": True, "logs": True}),
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, biases=BIASES, cross_attention=True, logs=True)),
+        ("attend", [16, 8, 6], "all", 16, ATTENDS | {"biases": BIASES.tolist(), "cross_attention": True, "logs": True}),
     ),
     "attend in windows": (
         lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, chosen=x(2 * WORDS), windowed=True)),
@@ -216,7 +224,7 @@ SAID = {
     ),
     "keep": (lambda r: r.write_kv(x(8), x(6), PAGED), ("write_kv", [8, 6], "all", 0, {"state": PAGED})),
     "pool": (lambda r: r.pool(x(4), "mean"), ("pool", [4], "wanted", 4, {"kind": "mean"})),
-    "choose": (
+    "select_keys": (
         lambda r: r.select_keys(x(12), x(4), x(3), LATENT, 5),
         ("select_keys", [12, 4, 3], "all", WORDS, {"state": LATENT, "most": 5, "block": 1, "heads": 3}),
     ),
@@ -224,7 +232,7 @@ SAID = {
         lambda r: r.select_keys(x(12), x(4), None, LATENT, 5, 2),
         ("select_keys", [12, 4], "all", WORDS, {"state": LATENT, "most": 5, "block": 2, "heads": 3}),
     ),
-    "choose_blocks": (
+    "select_key_blocks": (
         lambda r: r.select_key_blocks(x(12), x(4), LATENT, 5, 2, 1),
         ("select_key_blocks", [12, 4], "all", 3 * WORDS,
          {"state": LATENT, "most": 5, "block": 2, "local": 1, "heads": 3}),
@@ -250,7 +258,7 @@ SAID = {
     "add_vector of numbers": (
         lambda r: r.add_vector(x(2), np.array([3, 4])), ("add_vector", [2], "all", 2, {"vector": rows(3, 4)}),
     ),
-    "temper": (
+    "scale_by_position": (
         lambda r: r.scale_by_position(x(4), ALL, 0.5, 7),
         ("scale_by_position", [4], "all", 4, {"slope": 0.5, "length": 7, "offset": 0}),
     ),

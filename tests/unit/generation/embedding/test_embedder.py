@@ -280,7 +280,7 @@ def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monke
 NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it is not an embedding model"
 
 
-@pytest.mark.parametrize(("wanted", "said", "head", "ahead", "expected"), [
+@pytest.mark.parametrize(("wanted", "said", "head", "lookahead", "expected"), [
     (None, "mean", False, False, "mean"), (None, "last", True, False, "last"), (None, None, False, True, "cls"),
     (None, "mean", True, True, "cls"), ("last", "rank", True, True, "last"), ("mean", None, False, False, "mean"),
     ("last", None, True, False, "last"),
@@ -290,8 +290,8 @@ NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it
     (None, "rank", False, True, "/m.gguf: this model is a reranker"),
     (None, None, True, True, "/m.gguf: this model is a reranker"),
 ])  # fmt: skip
-def test_how_rows_become_vectors(wanted, said, head: bool, ahead: bool, expected: str, monkeypatch):
-    read = SimpleNamespace(pooling="cls", looks_ahead=ahead)
+def test_how_rows_become_vectors(wanted, said, head: bool, lookahead: bool, expected: str, monkeypatch):
+    read = SimpleNamespace(pooling="cls", bidirectional=lookahead)
     monkeypatch.setattr(embedding, "architecture", lambda file: (None, read))
     monkeypatch.setattr(embedding, "Fields", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(embedding, "read_pooling", lambda fields: said)
@@ -353,7 +353,7 @@ def scoring(
 ) -> Reranker:
     """A reranker whose reader hears what it is to read and scores by lengths; `heard` has that."""
     reader = SimpleNamespace(context=context, warning="careful", heard=[])
-    reader.hyperparameters = SimpleNamespace(arch="x", looks_ahead=not decodes)
+    reader.hyperparameters = SimpleNamespace(arch="x", bidirectional=not decodes)
     reader.read = lambda *told: reader.heard.append(told) or np.array([[len(ids)] for ids in told[0]], np.float32)
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", lambda file, pooling, options: reader)
     monkeypatch.setattr(reranking, "require_reranker", lambda file: None)
@@ -478,14 +478,14 @@ def test_one_that_cannot_be_read_is_known_only_where_each_is_read_alone(monkeypa
         assert not failed and not written
 
 
-@pytest.mark.parametrize(("fills", "ahead"), [(False, False), (False, True), (True, True)])
-def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
+@pytest.mark.parametrize(("fills", "lookahead"), [(False, False), (False, True), (True, True)])
+def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, lookahead: bool):
     """One that fills in reads a text at once, others in a sequence that ends; vectors have a reader of their own."""
     heard: list[Any] = []
     sequence = SimpleNamespace(
         append=lambda *given: heard.append(given) or "rows", close=lambda: heard.append("closed")
     )
-    h = SimpleNamespace(fills=fills, looks_ahead=ahead, pooling="mean")
+    h = SimpleNamespace(fills=fills, bidirectional=lookahead, pooling="mean")
     engine = SimpleNamespace(
         hyperparameters=h, forward_full=lambda ids: ("whole", ids), prepare_all=lambda: heard.append("all")
     )
@@ -504,7 +504,7 @@ def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
     monkeypatch.setattr(api, "open_model", lambda path, progress: nullcontext(model))
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", Reader)
     api.warmup("m", print)
-    assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (ahead and not fills)]
+    assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (lookahead and not fills)]
 
 
 def test_quantized_models_give_a_text_the_same_vector_alone_and_among_others(tmp_path):

@@ -491,9 +491,9 @@ def model():
 @pytest.mark.parametrize("options", LEARNING, ids=str)
 @pytest.mark.parametrize("how", ["ngram", "itself"])
 def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
-    took = StepCostModel.took
+    took = StepCostModel.record
     monkeypatch.setattr(
-        StepCostModel, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
+        StepCostModel, "record", lambda costs, tokens, _: took(costs, tokens, 1.0)
     )  # whatever the machine does
     expected = model.generate(PROMPT, 40, speculate="off", seed=3, **options)
     text = "".join(expected)

@@ -162,7 +162,7 @@ def costs_of(*seconds: float) -> StepCostModel:
     """Of 1, 2, 4, 8 and 16 tokens."""
     costs = StepCostModel()
     for tokens, taken in zip((1, 2, 4, 8, 16), seconds, strict=True):
-        costs.took(tokens, taken)
+        costs.record(tokens, taken)
     return costs
 
 
@@ -208,36 +208,40 @@ def test_a_draft_is_as_long_as_it_pays():
 def test_the_others_lose_what_a_draft_costs():
     """Beside others a draft is shorter: they have one token each, however long the step takes."""
     usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
-    lengths = [len(Guesser(Script(SURELY)).plan(MOST - n, usual.beside(n), GAIN).draft) for n in (0, 2, 4)]
+    lengths = [len(Guesser(Script(SURELY)).plan(MOST - n, usual.with_batch(n), GAIN).draft) for n in (0, 2, 4)]
     assert lengths[0] > lengths[2]
     dear = costs_of(1, 1.1, 3.3, 6.6, 13.2)
     assert len(Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft) == 1
-    assert Guesser(Script(SURELY)).plan(MOST - 2, dear.beside(2), GAIN).draft == []
+    assert Guesser(Script(SURELY)).plan(MOST - 2, dear.with_batch(2), GAIN).draft == []
     assert Guesses([Script(SURELY)], dear).draft(5, MOST) == []
 
 
 def test_between_measured_lengths_costs_are_on_lines():
     costs = costs_of(1.0, 1.5, 2.0, 3.0, 5.0)
-    assert [costs.of(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
-    costs.took(4, 9.0)
-    assert costs.of(4) < 9, "one slow step is not yet the truth"
+    assert [costs.relative(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
+    costs.record(4, 9.0)
+    assert costs.relative(4) < 9, "one slow step is not yet the truth"
 
 
 def test_what_steps_cost_to_the_number():
     """By what is usual as long as little was measured; longer steps than drafts have say nothing."""
     costs = StepCostModel()
-    costs.took(MOST + 2, 5.0)
-    assert not costs.are_known and [costs.of(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
-    costs.took(4, 3.6)
-    assert costs.are_known and [costs.of(1), costs.of(4), costs.of_time(1.0)] == pytest.approx([1, 1.8, 0.5])
-    costs.took(16, 8.8)
-    assert [costs.of(1), costs.of(4), costs.of(16), costs.of_time(1.0)] == pytest.approx([1, 2.25, 5.5, 0.625])
-    costs.took(1, 2.0)
-    costs.took(1, 5.0)
-    assert costs.of(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
-    assert costs.beside(0) is costs and costs.tokens(3.0) == 3.0
-    beside = costs.beside(3)
-    found = beside.of(1), beside.of(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
+    costs.record(MOST + 2, 5.0)
+    assert not costs.are_known and [costs.relative(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
+    costs.record(4, 3.6)
+    assert costs.are_known and [costs.relative(1), costs.relative(4), costs.of_time(1.0)] == pytest.approx(
+        [1, 1.8, 0.5]
+    )
+    costs.record(16, 8.8)
+    assert [costs.relative(1), costs.relative(4), costs.relative(16), costs.of_time(1.0)] == pytest.approx(
+        [1, 2.25, 5.5, 0.625]
+    )
+    costs.record(1, 2.0)
+    costs.record(1, 5.0)
+    assert costs.relative(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
+    assert costs.with_batch(0) is costs and costs.tokens(3.0) == 3.0
+    beside = costs.with_batch(3)
+    found = beside.relative(1), beside.relative(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
     assert found == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
     assert speculation.interpolate({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
     assert [speculation.smooth(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
@@ -253,11 +257,11 @@ def test_what_is_learned_of_guesses_to_the_number():
     experience.forget()
     assert experience.usual == pytest.approx(0.715 * 0.95 * 0.995 + 0.005) and experience.chances[5] == 5 / 7
     account = SpeculationBudget()
-    account.took(2.0)
-    account.took(9.0)
+    account.record(2.0)
+    account.record(9.0)
     assert (account.seconds, account.trials) == (pytest.approx(3.4), TRIALS - 2)
     for steps, may in ((2.0, True), (0.01, False), (-9.0, True), (4.99, True), (0.04, False)):
-        account.lose(steps)
+        account.charge(steps)
         assert account.may_lose == may
     account.go_on()
     assert not account.may_lose, "of a step, a fiftieth"
@@ -312,9 +316,11 @@ def test_wrong_guesses_lose_little():
         for trust in range(400):
             script.guesses = [Guess(7, trust % (SURE + 1))] * 30  # so much as to be believed anew
             before = script.asked
-            spent += usual.of(1 + len(source.plan(MOST, usual, GAIN).draft)) - 1 + seconds * (script.asked - before)
+            spent += (
+                usual.relative(1 + len(source.plan(MOST, usual, GAIN).draft)) - 1 + seconds * (script.asked - before)
+            )
             source.push([5])
-        assert 1 < spent < START + LOSS * 400 + usual.of(MOST + 1) + TRIALS * seconds
+        assert 1 < spent < START + LOSS * 400 + usual.relative(MOST + 1) + TRIALS * seconds
 
 
 def test_who_has_gained_may_lose_more():
@@ -343,7 +349,7 @@ def test_what_is_known_of_guesses_stays_for_the_next_answer():
 def test_the_first_step_is_the_measure():
     guesses = Guesses([Script(SURELY)])
     assert guesses.draft(9) == []
-    guesses.took(1, 1.0)
+    guesses.record(1, 1.0)
     assert guesses.draft(9) == [7] * 9
     assert guesses.draft(0) == []
 
@@ -353,7 +359,7 @@ def test_what_a_draft_promises_to_the_number():
     costs, script = costs_of(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
     script.account = SpeculationBudget()
     source, lost = Guesser(script), []
-    script.account.lose = lost.append
+    script.account.charge = lost.append
     first, second = 0.8, 0.8 * 0.8
     plan = source.plan(2, costs, GAIN)
     assert plan.draft == [7, 8] and plan.rate == pytest.approx((1 + first + second) / (1.75 + 0.02))
@@ -361,9 +367,9 @@ def test_what_a_draft_promises_to_the_number():
     source.push([7, 8, 9, 9])
     assert lost[2:] == pytest.approx([-2.0]) and script.account.experience.usual == pytest.approx(1 - 0.3 * 0.95**2)
     first = script.account.experience.chances[8]
-    plan = source.plan(9, costs.beside(1), 0.0)
+    plan = source.plan(9, costs.with_batch(1), 0.0)
     expected = [1, 1 + first, 1 + first + first**2, 1 + first + first**2 * (1 + 4 / 6)]
-    rates = [(tokens + 1) / 2 / (costs.of(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)]
+    rates = [(tokens + 1) / 2 / (costs.relative(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)]
     assert plan.rate == pytest.approx(max(rates)) and len(plan.draft) == rates.index(max(rates))
     assert lost[3] == pytest.approx(0.03 / 1.5)
     source.push([7, 5])
@@ -386,7 +392,7 @@ def test_the_best_proposer_is_heard():
     better, worse = [Guess(1, 8)] * 30, [Guess(2, 4)] * 30
     for order in itertools.permutations((Script(better), Script(worse))):
         guesses = Guesses(order)
-        guesses.took(1, 1.0)
+        guesses.record(1, 1.0)
         assert set(guesses.draft(9)) == {1}
 
 
@@ -451,9 +457,9 @@ def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "repeat_penalty": 1.3}], ids=str)
 @pytest.mark.parametrize("speculate", ["itself", "file"])
 def test_a_draft_model_changes_no_text(model, speculate, sampling, monkeypatch):
-    took = StepCostModel.took
+    took = StepCostModel.record
     monkeypatch.setattr(
-        StepCostModel, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
+        StepCostModel, "record", lambda costs, tokens, _: took(costs, tokens, 1.0)
     )  # whatever the machine does
     how = model if speculate == "itself" else f"draft:{localllm.builtin_model()}"
     expected = model.generate(PROMPTS[0], 40, speculate="off", **sampling)
@@ -605,7 +611,7 @@ def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkey
     monkeypatch.setattr(heads, "is_head", lambda file: is_head)
     monkeypatch.setattr(heads, "Tokenizer", SimpleNamespace(from_metadata=words))
     with pytest.raises((UsageError, ModelError), match=problem) if problem else nullcontext():
-        assert heads.uses_head(path, sequences, Words(50)) == is_head
+        assert heads.attach_draft_head(path, sequences, Words(50)) == is_head
     assert (used, file.closed) == (uses, closed)
 
 

@@ -6,7 +6,7 @@ import pytest
 import tiny_model
 from served import Served, scripted, serving
 
-from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from tests.integration.test_serve_tools import calls_in
@@ -226,4 +226,4 @@ def test_text_is_not_held_longer_than_it_may_be_a_call():
     said = [reader.push(TextPart(ANSWER, piece)) for piece in ("Hi", "\n", '{"na', "med", '": 1}', "\n", "x")]
     assert ["".join(part.text for part in parts) for parts in said] == ["Hi", "", "", '\n{"named', '": 1}', "", "\nx"]
     reader.push(TextPart(ANSWER, "\n{"))
-    assert reader.push(TextPart(THOUGHT, "t")) == [(ANSWER, "\n{"), (THOUGHT, "t")]
+    assert reader.push(TextPart(REASONING, "t")) == [(ANSWER, "\n{"), (REASONING, "t")]

@@ -15,7 +15,7 @@ from project import GOLDENS, ROOT
 from localllm import api, builtin_model
 from localllm.errors import UsageError
 from localllm.generation.constraints.union_matcher import UnionMatcher
-from localllm.generation.reasoning import ANSWER, SIGN, Thinking
+from localllm.generation.reasoning import ANSWER, ESCAPE, Thinking
 from localllm.generation.tools.parameter_forms import anything, form_of
 from localllm.generation.tools.parameter_grammar import regex
 from localllm.generation.tools.tool_call_format import (
@@ -403,9 +403,11 @@ def test_a_model_may_end_before_it_has_closed_its_call(format: ToolCallFormat, p
 def test_marks_that_are_tokens_within_a_text():
     """They are shown as any text, and no end of it."""
     reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
-    text = f"{SIGN}<tool_call>\n<function=time.now>\n<parameter=zone>\na {SIGN}</tool_call>\n</parameter>\n</function>"
+    text = (
+        f"{ESCAPE}<tool_call>\n<function=time.now>\n<parameter=zone>\na {ESCAPE}</tool_call>\n</parameter>\n</function>"
+    )
     assert parts_of(reader, [text])[1:] == [(ARGUMENTS, '{"zone": "a </tool_call>"')]
-    assert parts_of(reader, [f"\n{SIGN}</tool_call>"]) == [(ARGUMENTS, "}")]
+    assert parts_of(reader, [f"\n{ESCAPE}</tool_call>"]) == [(ARGUMENTS, "}")]
     assert parts_of(reader, ["more"]) == []
 
 
@@ -444,7 +446,7 @@ def test_white_space_waits_for_what_comes_behind_it():
     [
         (CODER, "", "Well.\n  <tool_call>", True), (CODER, "", "Well. <tool_call>", False),
         (CODER, "", "\n <tool_call>", True),
-        (CODER, "<tool_call>", f"Well. {SIGN}<tool_call>", True), (CODER, "<tool_call>", "Well.\n<tool_call>", False),
+        (CODER, "<tool_call>", f"Well. {ESCAPE}<tool_call>", True), (CODER, "<tool_call>", "Well.\n<tool_call>", False),
         (GENERIC, "", '{"name": "', True), (GENERIC, "", 'Well.\n{"name": "', False),
         (GENERIC, "", '\n\n{"name": "', True),
         (HARMONY, "", "<|channel|>commentary to=functions.", True), (HARMONY, "", "assistant to=functions.", True),
@@ -460,15 +462,15 @@ def test_where_a_call_may_begin(format: ToolCallFormat, marks: str, text: str, i
 
 def test_a_mark_that_begins_no_call_is_said():
     reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
-    assert parts_of(reader, [f"a{SIGN}</tool_call>", "b"]) == [(ANSWER, f"a{SIGN}</tool_call>"), (ANSWER, "b")]
+    assert parts_of(reader, [f"a{ESCAPE}</tool_call>", "b"]) == [(ANSWER, f"a{ESCAPE}</tool_call>"), (ANSWER, "b")]
 
 
 def test_a_head_of_harmony_is_not_said():
     marks = frozenset({"<|channel|>", "<|message|>", "<|constrain|>"})
     reader = ToolCallParser(HARMONY, TOOLS, marks)
-    head = f"{SIGN}<|channel|>commentary", " to=functions.time.now ", f"{SIGN}<|constrain|>json"
+    head = f"{ESCAPE}<|channel|>commentary", " to=functions.time.now ", f"{ESCAPE}<|constrain|>json"
     assert [parts_of(reader, [piece]) for piece in head] == [[], [], []]
-    assert parts_of(reader, [f"{SIGN}<|message|>", '{"zone": "}"}']) == [
+    assert parts_of(reader, [f"{ESCAPE}<|message|>", '{"zone": "}"}']) == [
         (CALL, "time.now"),
         (ARGUMENTS, '{"zone": "}"}'),
     ]

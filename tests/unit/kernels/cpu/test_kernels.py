@@ -29,13 +29,13 @@ from localllm.kernels.cpu.matmul.avx2_dots import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
 from localllm.kernels.cpu.matmul.kernel_variants import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
-from localllm.kernels.formats import FAMILIES, as_groups
+from localllm.kernels.formats import FAMILIES, load_group_format
 from localllm.kernels.machine import this_lane
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import floats_at
 
-QUANTIZED = {name: as_groups(name) for name in FAMILIES}
+QUANTIZED = {name: load_group_format(name) for name in FAMILIES}
 LANE = this_lane()  # that the kernels are compiled for
 HAS_BF16 = "BF16" in cpu.HALVES
 OF_HALVES = [kind.kernel for kind in cpu.HALVES.values()]
@@ -44,7 +44,7 @@ SPOILED = 17  # a row
 GENERIC = ["NVFP4", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
 ROWWISE = [
     "quantize", *OF_HALVES, "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
-    "scale", "temper", "select", "columns", "join", "angles", "rope", "logits",
+    "scale", "scale_by_position", "select", "columns", "join", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
@@ -252,7 +252,7 @@ def test_temper(call, columns, offset):
     def compute(parts):
         y = output(len(x), columns)
         vectors = {"x": padded(x), "positions": positions, "y": y, "stride": y.strides[0], "columns": columns}
-        call("temper", parts, count=count(len(x)), slope=slope, length=length, offset=offset, **vectors)
+        call("scale_by_position", parts, count=count(len(x)), slope=slope, length=length, offset=offset, **vectors)
         return written(y, len(x), columns)
 
     exact = x * (1 + slope * np.log((positions + offset) // length + 1))[:, None]
@@ -741,7 +741,7 @@ def test_linear_quantized(call, name, tokens):
         x = activations(tokens, columns)
         in_rows = tokens <= few_tokens(name, columns, LANE)
         fast = weights if in_rows else rescaled(call, name, data, rows, columns)
-        in_words = LANE.has_avx2_only and not in_rows and as_groups(name, True).largest > MOST_IN_BYTES
+        in_words = LANE.has_avx2_only and not in_rows and load_group_format(name, True).largest > MOST_IN_BYTES
         for precise_tokens, matrix in ((tokens, weights), (1, fast)):
             q = quantized(x, tokens > precise_tokens)
             low = q["low"] if tokens <= max(precise_tokens, 1) or in_words else 0.0

@@ -82,14 +82,14 @@ def places(table: np.ndarray, length: int) -> np.ndarray:
 
 def expected(
     shape: Shape, run: Run, q: np.ndarray, keys: np.ndarray, values: np.ndarray, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, ahead=0, period=1, logs=False,
+    slopes=None, sinks=None, lookahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
     rows, heads = q.reshape(len(q), -1, shape.key_dim).astype(np.float64), shape.kv_heads * shape.group
     result, sums = np.empty((len(q), heads, shape.value_dim)), np.empty((len(q), heads))
     for token, (owner, position) in enumerate(zip(run.owners, run.positions, strict=True)):
         first = 0 if not window else position // window * window if chunked else max(position + 1 - window, 0)
-        length = min(position + 1 + ahead, run.sequences[owner, SEQUENCE.length])
+        length = min(position + 1 + lookahead, run.sequences[owner, SEQUENCE.length])
         seen = places(run.tables[owner], length)[first:]
         distances = np.abs(position - np.arange(first, length))
         for head in range(heads):
@@ -108,7 +108,7 @@ def expected(
 
 def attend_few(
     shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, parts=3, chosen=None, ahead=0, period=1, logs=False,
+    slopes=None, sinks=None, parts=3, chosen=None, lookahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
     """What the kernels make of it: float32 [tokens, heads * value_dim]."""
     few, heads = FewTokenAttention(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
@@ -117,7 +117,7 @@ def attend_few(
     partial = np.full((room * heads * parts, few.partial_bytes // 4), np.nan, np.float32)
     of_keys, of_values = keys.bytes, values.bytes
     common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
-    common |= {"owners": run.owners, "sequences": run.sequences, "ahead": ahead}
+    common |= {"owners": run.owners, "sequences": run.sequences, "lookahead": lookahead}
     common |= {"chosen": 0 if chosen is None else chosen, "choice_stride": 0, "kv_heads": shape.kv_heads}
     common["chosen_stride"] = 0 if chosen is None else chosen.strides[0]
     common |= {"chunked": chunked, "parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
@@ -190,7 +190,7 @@ def test_few(kinds, shape, spans):
     "given",
     [
         {"window": 70}, {"window": 100, "chunked": True}, {"softcap": 5.0}, {"window": 1, "parts": 1},
-        {"window": 7, "ahead": 6},
+        {"window": 7, "lookahead": 6},
     ],
 )  # fmt: skip
 def test_few_tokens_see_what_they_may(given):
@@ -211,7 +211,7 @@ def test_few_that_see_last_keys_of_blocks(period):
 
 def test_few_that_see_those_behind_them():
     slopes = np.float32([0.5, 0.1])
-    check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], ahead=1 << 40, slopes=slopes)
+    check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], lookahead=1 << 40, slopes=slopes)
 
 
 @pytest.mark.sampled

@@ -108,7 +108,7 @@ ELEMENTWISE = {  # the verb, given x and z, and what the kernel takes besides
     "clamp": (lambda x, z: twin.clamp(x, 1.5), {"limit": 1.5}),
     "softcap": (lambda x, z: twin.softcap(x, 2.5), {"cap": 2.5}),
     "sigmoid_gate": (lambda x, z: twin.sigmoid_gate(x, z[:, :1]), {}),
-    "temper": (
+    "scale_by_position": (
         lambda x, z: twin.scale_by_position(x, np.array([0, 16, 131071]), 0.1, 16, 1),
         {"positions": np.array([0, 16, 131071]), "slope": 0.1, "length": 16, "offset": 1},
     ),

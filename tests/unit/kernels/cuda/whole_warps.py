@@ -11,7 +11,7 @@ assert WARP == 32
 
 
 def attend_many(
-    shape, run, q, keys, values, depth=16, window=0, chunked=False, softcap=0.0, slopes=None, sinks=None, ahead=0
+    shape, run, q, keys, values, depth=16, window=0, chunked=False, softcap=0.0, slopes=None, sinks=None, lookahead=0
 ):
     """What the kernel makes of it: float32 [tokens, heads * value_dim]."""
     heads = shape.kv_heads * shape.group
@@ -23,7 +23,8 @@ def attend_many(
         y_stride=y.strides[0], keys=of_keys, values=of_values, key_head_stride=of_keys.strides[0],
         value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2], value_bytes=of_values.shape[2],
         heads=heads, kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap, window=window,
-        chunked=chunked, ahead=ahead, slopes=0 if slopes is None else slopes, sinks=0 if sinks is None else sinks,
+        chunked=chunked, lookahead=lookahead, slopes=0 if slopes is None else slopes,
+        sinks=0 if sinks is None else sinks,
     )  # fmt: skip
     assert (y[-1] == 7).all()
     return y[:-1]
@@ -41,8 +42,8 @@ SLOPES, SINKS = np.float32([0.5, 0.02]), np.float32([-20, 3])
         (("F16", "Q4_1"), Shape(16, 16, 1, 1), [(5, 200)], {"window": 50, "chunked": True}),
         (("F16", "F16"), Shape(16, 16, 1, 1), [(1, 1 + i) for i in range(18)], {}),  # more than there are blocks
         (("F16", "F16"), Shape(16, 16, 1, 2), [(5, 60), (13, 70)], {"slopes": SLOPES, "sinks": SINKS}),
-        (("F16", "F16"), Shape(16, 16, 1, 2), [(40, 40), (3, 3)], {"ahead": 1 << 40, "slopes": SLOPES}),
-        (("F16", "F16"), Shape(16, 16, 1, 1), [(70, 70)], {"ahead": 6, "window": 7}),
+        (("F16", "F16"), Shape(16, 16, 1, 2), [(40, 40), (3, 3)], {"lookahead": 1 << 40, "slopes": SLOPES}),
+        (("F16", "F16"), Shape(16, 16, 1, 1), [(70, 70)], {"lookahead": 6, "window": 7}),
         (("F16", "F16"), Shape(160, 192, 1, 1), [(3, 70)], {}),  # half a page of keys at a time
     ],
 )

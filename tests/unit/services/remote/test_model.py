@@ -11,7 +11,7 @@ import pytest
 from localllm.errors import ContextError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import ANSWER, THOUGHT
+from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.services.records import Prompts, Record
@@ -139,8 +139,8 @@ def test_texts_and_thoughts_by_every_name():
         choice(delta=None), choice(delta={"content": ""}), {"choices": 5}, {"choices": None}, {"usage": 5},
         choice(finish_reason="eos", delta={}), choice(delta={}, finish_reason=None), {"usage": {"prompt_tokens": 3}},
     )  # fmt: skip
-    assert parts == [(THOUGHT, "a"), (THOUGHT, "b"), (ANSWER, "c"), (ANSWER, "d")]
-    assert (said.text, said.events, said.finish_reason) == ({THOUGHT: "ab", ANSWER: "cd"}, 4, "stop")
+    assert parts == [(REASONING, "a"), (REASONING, "b"), (ANSWER, "c"), (ANSWER, "d")]
+    assert (said.text, said.events, said.finish_reason) == ({REASONING: "ab", ANSWER: "cd"}, 4, "stop")
     assert said.usage == {"prompt_tokens": 3} and not said.calls
 
 

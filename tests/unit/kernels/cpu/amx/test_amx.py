@@ -41,7 +41,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.build.library import Library
-from localllm.kernels.formats import as_groups
+from localllm.kernels.formats import load_group_format
 from localllm.kernels.machine import Lane, this_lane
 from localllm.quant.formats import BY_NAME
 from tests.goldens import test_logits as test_goldens
@@ -128,7 +128,7 @@ TOKENS = [1, 16, 17, 33, 600]  # one, a panel, two, an odd number, more than a r
 
 def shapes(kind: str, name: str) -> list[tuple[int, int]]:
     """(rows, columns): halves of slabs that are not there, rows that end within a slab, or within 32 columns."""
-    block = BY_NAME[name].block if kind == "float" else 64 if as_groups(name).chunk else 256
+    block = BY_NAME[name].block if kind == "float" else 64 if load_group_format(name).chunk else 256
     return {
         1: [(1, 5), (16, 100), (50, 300)], 16: [(17, 96), (33, 320)], 32: [(17, 96), (33, 288)],
         64: [(5, 64), (17, 576), (33, 320)], 256: [(5, 256), (17, 512), (50, 768)],

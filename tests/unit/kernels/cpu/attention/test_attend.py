@@ -359,7 +359,7 @@ def test_types_that_there_are_not(wrong):
 
 
 def planned(
-    call, header: Header, shape: Shape, window: int = 0, chunked: bool = False, ahead: int = 0
+    call, header: Header, shape: Shape, window: int = 0, chunked: bool = False, lookahead: int = 0
 ) -> dict[str, np.ndarray]:
     """What `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
@@ -367,7 +367,7 @@ def planned(
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
-    seen = {"window": window, "chunked": chunked, "ahead": ahead, "crosses": False}
+    seen = {"window": window, "chunked": chunked, "lookahead": lookahead, "cross_attention": False}
     call("plan", 1, **sequences, heads=heads, kv_heads=shape.kv_heads, **seen, **plan)
     assert (units[plan["unit_count"][0] :] == -7).all()
     assert (splits[-1] == -7).all()
@@ -435,7 +435,7 @@ def test_rows_fill_whole_tiles():
 
 def attend(
     call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
-    sinks=0, chosen=None, ahead=0, period=1, logs=False, **pages,
+    sinks=0, chosen=None, lookahead=0, period=1, logs=False, **pages,
 ) -> list[np.ndarray]:  # fmt: skip
     """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim], and logarithms of sums."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
@@ -448,8 +448,15 @@ def attend(
     partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
-    arguments |= planned(call, header, shape, window, chunked, ahead)
-    arguments |= {"chunked": chunked, "sinks": sinks, "ahead": ahead, "crosses": False, "biases": 0, "reach": 0}
+    arguments |= planned(call, header, shape, window, chunked, lookahead)
+    arguments |= {
+        "chunked": chunked,
+        "sinks": sinks,
+        "lookahead": lookahead,
+        "cross_attention": False,
+        "biases": 0,
+        "reach": 0,
+    }
     arguments |= {"period": period, "logs": logs}
     arguments |= {
         "chosen": 0 if chosen is None else chosen,
@@ -470,14 +477,14 @@ def attend(
 
 def exact_attention(
     shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False,
-    ahead: int = 0, period: int = 1, logs: bool = False,
+    lookahead: int = 0, period: int = 1, logs: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
     rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
     result, sums = np.empty((len(rows), rows.shape[1], shape.value_dim)), np.empty((len(rows), rows.shape[1]))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
     positions = np.arange(len(text.keys) - len(rows), len(text.keys))
-    hidden = (distance < -ahead) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
+    hidden = (distance < -lookahead) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
     hidden |= np.arange(1, len(text.keys) + 1) % period != 0
     for head in range(rows.shape[1]):
         scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
@@ -539,14 +546,14 @@ def test_windows(call, shape, window):
         assert nmse(rows, exact_attention(shape, one, window)) < 1e-11
 
 
-@pytest.mark.parametrize("ahead", [1, 15, 64, 1 << 20])
+@pytest.mark.parametrize("lookahead", [1, 15, 64, 1 << 20])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
-def test_tokens_ahead(call, shape, ahead):
+def test_tokens_ahead(call, shape, lookahead):
     """As encoders see a text: so many tokens behind each, or all."""
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
-    got = attend(call, "F16", shape, texts, 3, ahead=ahead, scattered=True)
+    got = attend(call, "F16", shape, texts, 3, lookahead=lookahead, scattered=True)
     for rows, one in zip(got, texts, strict=True):
-        assert nmse(rows, exact_attention(shape, one, ahead=ahead)) < 1e-11
+        assert nmse(rows, exact_attention(shape, one, lookahead=lookahead)) < 1e-11
 
 
 @pytest.mark.parametrize("chunk", [1, 15, 16, 64, 100, 256, 1000])

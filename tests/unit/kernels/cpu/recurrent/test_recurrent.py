@@ -13,7 +13,7 @@ from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import SEQUENCE
-from localllm.kernels.reference_cache import Remembered
+from localllm.kernels.reference_cache import ReferenceCache
 from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     def reference(self, say) -> tuple[np.ndarray, np.ndarray]:
         """Outputs and new states by the twin; say(builder) says the verb."""
-        stores = [Remembered("f32") for _ in self.counts]
+        stores = [ReferenceCache("f32") for _ in self.counts]
         for store, old in zip(stores, self.old, strict=True):
             store.put_state(0, 0, old)
         spans = [Span(store, 3, np.zeros(n, int), n) for store, n in zip(stores, self.counts, strict=True)]
@@ -202,8 +202,8 @@ def moved(builder: Reference) -> Reference:
     """With the sequences' states as number 1, and back to 0 when they change."""
     for span in builder._spans:
         store = span.store
-        store.state = lambda layer, number, shape, store=store: Remembered.state(store, layer, 0, shape)
-        store.put_state = lambda layer, number, state, store=store: Remembered.put_state(store, layer, 0, state)
+        store.state = lambda layer, number, shape, store=store: ReferenceCache.state(store, layer, 0, shape)
+        store.put_state = lambda layer, number, state, store=store: ReferenceCache.put_state(store, layer, 0, state)
     return builder
 
 

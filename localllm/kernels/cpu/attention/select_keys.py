@@ -7,7 +7,7 @@ scores are made in float32, and the smallest that is chosen is found among them 
 
 from numba import float32
 
-from localllm.kernels.arguments import CHOOSE, PAGE, SEQUENCE
+from localllm.kernels.arguments import PAGE, SELECT_KEYS, SEQUENCE
 from localllm.kernels.cpu.attention.attend import fill, padded
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -104,7 +104,7 @@ def make(format_name):
         for d in range(0, columns, 16):
             store_f32x16(row + d * 4, load_key(key, d))
         total = float32(0.0)
-        for head in range(argument(a, CHOOSE.heads)):
+        for head in range(argument(a, SELECT_KEYS.heads)):
             products, x = zero_f32x16(), q + head * columns * 4
             for d in range(0, columns * 4, 64):
                 products = fma_f32x16(load_f32x16(x + d), load_f32x16(row + d), products)
@@ -116,37 +116,44 @@ def make(format_name):
     @device
     def score_all(a, table, q, weights, columns, blocks, scores):
         """Compute scores of the first blocks; whether all of them are numbers."""
-        row, key_bytes, finite = q + argument(a, CHOOSE.heads) * columns * 4, argument(a, CHOOSE.key_bytes), True
-        block = argument(a, CHOOSE.block)
+        row, key_bytes, finite = (
+            q + argument(a, SELECT_KEYS.heads) * columns * 4,
+            argument(a, SELECT_KEYS.key_bytes),
+            True,
+        )
+        block = argument(a, SELECT_KEYS.block)
         for i in range(blocks):
             key = i * block + block - 1
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
-            x = score(a, q, argument(a, CHOOSE.keys) + place * key_bytes, row, weights, columns)
+            x = score(a, q, argument(a, SELECT_KEYS.keys) + place * key_bytes, row, weights, columns)
             finite = finite and abs(x) < INFINITY
             store_f32(scores + i * 4, x)
         return finite
 
     @kernel
-    def choose(a, part, parts, thread):
-        tokens, columns = load_i64(argument(a, CHOOSE.count)), padded(argument(a, CHOOSE.key_dim))
-        q = argument(a, CHOOSE.scratch) + thread * argument(a, CHOOSE.scratch_bytes)
-        digits = q + (argument(a, CHOOSE.heads) + 1) * columns * 4
+    def select_keys(a, part, parts, thread):
+        tokens, columns = load_i64(argument(a, SELECT_KEYS.count)), padded(argument(a, SELECT_KEYS.key_dim))
+        q = argument(a, SELECT_KEYS.scratch) + thread * argument(a, SELECT_KEYS.scratch_bytes)
+        digits = q + (argument(a, SELECT_KEYS.heads) + 1) * columns * 4
         scores = digits + 8 * DIGITS
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-            count = load_i64(argument(a, CHOOSE.positions) + token * 8) + 1
-            y, blocks = argument(a, CHOOSE.y) + token * argument(a, CHOOSE.y_stride), count // argument(a, CHOOSE.block)
-            if blocks <= argument(a, CHOOSE.most):
+            count = load_i64(argument(a, SELECT_KEYS.positions) + token * 8) + 1
+            y, blocks = (
+                argument(a, SELECT_KEYS.y) + token * argument(a, SELECT_KEYS.y_stride),
+                count // argument(a, SELECT_KEYS.block),
+            )
+            if blocks <= argument(a, SELECT_KEYS.most):
                 write_all(count, ONES, y)
                 continue
-            source = argument(a, CHOOSE.q) + token * argument(a, CHOOSE.q_stride)
-            load_queries(source, argument(a, CHOOSE.heads), argument(a, CHOOSE.key_dim), columns, q)
-            owner = load_i64(argument(a, CHOOSE.owners) + token * 8)
-            table = argument(argument(a, CHOOSE.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
-            weights = argument(a, CHOOSE.weights) + token * argument(a, CHOOSE.weights_stride)
+            source = argument(a, SELECT_KEYS.q) + token * argument(a, SELECT_KEYS.q_stride)
+            load_queries(source, argument(a, SELECT_KEYS.heads), argument(a, SELECT_KEYS.key_dim), columns, q)
+            owner = load_i64(argument(a, SELECT_KEYS.owners) + token * 8)
+            table = argument(argument(a, SELECT_KEYS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
+            weights = argument(a, SELECT_KEYS.weights) + token * argument(a, SELECT_KEYS.weights_stride)
             if score_all(a, table, q, weights, columns, blocks, scores):
-                least, left = least_chosen(scores, blocks, argument(a, CHOOSE.most), digits)
-                write_bits(scores, blocks, argument(a, CHOOSE.block), count, least, left, y)
+                least, left = least_chosen(scores, blocks, argument(a, SELECT_KEYS.most), digits)
+                write_bits(scores, blocks, argument(a, SELECT_KEYS.block), count, least, left, y)
             else:
                 write_all(count, 0, y)
 
-    return choose
+    return select_keys

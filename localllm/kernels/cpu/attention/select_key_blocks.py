@@ -1,12 +1,12 @@
 """Selection of each head's key blocks by their best keys (MiniMax M3, 2026), from the cache.
 
-Scratch as in localllm.kernels.cpu.attention.choose; scores of blocks, those of a head after those of another.
+Scratch as in localllm.kernels.cpu.attention.select_keys; scores of blocks, those of a head after those of another.
 """
 
-from localllm.kernels.arguments import CHOOSE_BLOCKS, PAGE, SEQUENCE
+from localllm.kernels.arguments import PAGE, SELECT_KEY_BLOCKS, SEQUENCE
 from localllm.kernels.cpu.attention.attend import padded
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
-from localllm.kernels.cpu.attention.choose import DIGITS, ONES, least_chosen, load_queries, write_all, write_bits
+from localllm.kernels.cpu.attention.select_keys import DIGITS, ONES, least_chosen, load_queries, write_all, write_bits
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     INFINITY,
@@ -36,18 +36,18 @@ def make_score_all(load_key):
     @device
     def score_all(a, table, q, columns, count, scores):
         """Return the largest product of each head and block; whether all products are numbers."""
-        heads, block, finite = argument(a, CHOOSE_BLOCKS.heads), argument(a, CHOOSE_BLOCKS.block), True
+        heads, block, finite = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block), True
         row, blocks, key_bytes = (
             q + heads * columns * 4,
             (count + block - 1) // block,
-            argument(a, CHOOSE_BLOCKS.key_bytes),
+            argument(a, SELECT_KEY_BLOCKS.key_bytes),
         )
         for i in range(heads * blocks):
             store_f32(scores + i * 4, -INFINITY)
         for key in range(count):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             for d in range(0, columns, 16):
-                store_f32x16(row + d * 4, load_key(argument(a, CHOOSE_BLOCKS.keys) + place * key_bytes, d))
+                store_f32x16(row + d * 4, load_key(argument(a, SELECT_KEY_BLOCKS.keys) + place * key_bytes, d))
             for head in range(heads):
                 x, best = product(q + head * columns * 4, row, columns), scores + (head * blocks + key // block) * 4
                 finite = finite and abs(x) < INFINITY
@@ -65,20 +65,23 @@ def make_choose_some(score_all):
     def choose_some(a, token, count, q, columns, table, y):
         """Write the bits of a token that does not see all blocks."""
         heads, block, most = (
-            argument(a, CHOOSE_BLOCKS.heads),
-            argument(a, CHOOSE_BLOCKS.block),
-            argument(a, CHOOSE_BLOCKS.most),
+            argument(a, SELECT_KEY_BLOCKS.heads),
+            argument(a, SELECT_KEY_BLOCKS.block),
+            argument(a, SELECT_KEY_BLOCKS.most),
         )
-        source = argument(a, CHOOSE_BLOCKS.q) + token * argument(a, CHOOSE_BLOCKS.q_stride)
-        load_queries(source, heads, argument(a, CHOOSE_BLOCKS.key_dim), columns, q)
+        source = argument(a, SELECT_KEY_BLOCKS.q) + token * argument(a, SELECT_KEY_BLOCKS.q_stride)
+        load_queries(source, heads, argument(a, SELECT_KEY_BLOCKS.key_dim), columns, q)
         digits, blocks = q + (heads + 1) * columns * 4, (count + block - 1) // block
         finite = score_all(a, table, q, columns, count, digits + 8 * DIGITS)
         for head in range(heads):
-            scores, bits = digits + 8 * DIGITS + head * blocks * 4, y + head * argument(a, CHOOSE_BLOCKS.choice_stride)
+            scores, bits = (
+                digits + 8 * DIGITS + head * blocks * 4,
+                y + head * argument(a, SELECT_KEY_BLOCKS.choice_stride),
+            )
             if not finite:
                 write_all(count, 0, bits)
                 continue
-            for i in range(max(blocks - argument(a, CHOOSE_BLOCKS.local), 0), blocks):
+            for i in range(max(blocks - argument(a, SELECT_KEY_BLOCKS.local), 0), blocks):
                 store_f32(scores + i * 4, INFINITY)
             least, left = least_chosen(scores, blocks, most, digits)
             write_bits(scores, blocks, block, count, least, left, bits)
@@ -91,18 +94,18 @@ def make(format_name):
     choose_some = make_choose_some(make_score_all(STORAGE[format_name][0]))
 
     @kernel
-    def choose_blocks(a, part, parts, thread):
-        tokens, columns = load_i64(argument(a, CHOOSE_BLOCKS.count)), padded(argument(a, CHOOSE_BLOCKS.key_dim))
-        q = argument(a, CHOOSE_BLOCKS.scratch) + thread * argument(a, CHOOSE_BLOCKS.scratch_bytes)
+    def select_key_blocks(a, part, parts, thread):
+        tokens, columns = load_i64(argument(a, SELECT_KEY_BLOCKS.count)), padded(argument(a, SELECT_KEY_BLOCKS.key_dim))
+        q = argument(a, SELECT_KEY_BLOCKS.scratch) + thread * argument(a, SELECT_KEY_BLOCKS.scratch_bytes)
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-            count = load_i64(argument(a, CHOOSE_BLOCKS.positions) + token * 8) + 1
-            y = argument(a, CHOOSE_BLOCKS.y) + token * argument(a, CHOOSE_BLOCKS.y_stride)
-            if count <= argument(a, CHOOSE_BLOCKS.most) * argument(a, CHOOSE_BLOCKS.block):
-                for head in range(argument(a, CHOOSE_BLOCKS.heads)):
-                    write_all(count, ONES, y + head * argument(a, CHOOSE_BLOCKS.choice_stride))
+            count = load_i64(argument(a, SELECT_KEY_BLOCKS.positions) + token * 8) + 1
+            y = argument(a, SELECT_KEY_BLOCKS.y) + token * argument(a, SELECT_KEY_BLOCKS.y_stride)
+            if count <= argument(a, SELECT_KEY_BLOCKS.most) * argument(a, SELECT_KEY_BLOCKS.block):
+                for head in range(argument(a, SELECT_KEY_BLOCKS.heads)):
+                    write_all(count, ONES, y + head * argument(a, SELECT_KEY_BLOCKS.choice_stride))
                 continue
-            owner = load_i64(argument(a, CHOOSE_BLOCKS.owners) + token * 8)
-            table = argument(argument(a, CHOOSE_BLOCKS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
+            owner = load_i64(argument(a, SELECT_KEY_BLOCKS.owners) + token * 8)
+            table = argument(argument(a, SELECT_KEY_BLOCKS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
             choose_some(a, token, count, q, columns, table, y)
 
-    return choose_blocks
+    return select_key_blocks

@@ -33,7 +33,9 @@ random = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def call():
-    return caller(["choose-F32", "choose-F16", "choose-Q8_0", "choose_blocks-F32", "choose_blocks-F16"])
+    return caller(
+        ["select_keys-F32", "select_keys-F16", "select_keys-Q8_0", "select_key_blocks-F32", "select_key_blocks-F16"]
+    )
 
 
 class Question:
@@ -49,7 +51,7 @@ class Question:
         self.weights = random.integers(-2, 3, (len(self.q), heads)).astype(np.float32)
 
     def arguments(self, most: int, y: np.ndarray, block: int = 1, local: int | None = None) -> dict:
-        """local: of choose_blocks."""
+        """local: of select_key_blocks."""
         keys = self.index.bytes
         given = {"count": count(len(self.q)), "positions": self.tokens.positions, "owners": self.tokens.owners}
         given |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0], "keys": keys}
@@ -100,7 +102,7 @@ def test_on_the_cpu(call, kind, heads, dim, block):
             np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32),
             Scratch(choose_scratch(heads, dim, CONTEXT)),
         )
-        call(f"choose-{kind}", parts, **question.arguments(most, y, block), **scratch.arguments)
+        call(f"select_keys-{kind}", parts, **question.arguments(most, y, block), **scratch.arguments)
         scratch.check()
         question.check(y, question.answer(most, block))
         return y[:, 0].view(np.float32)
@@ -117,7 +119,7 @@ def test_blocks_on_the_cpu(call, kind, heads, dim, block, local):
     def compute(parts: int) -> np.ndarray:
         y = np.full((len(question.q) + 1, heads * CONTEXT // 32), 7, np.uint32)
         scratch = Scratch(choose_scratch(heads, dim, heads * CONTEXT))
-        call(f"choose_blocks-{kind}", parts, **question.arguments(most, y, block, local), **scratch.arguments)
+        call(f"select_key_blocks-{kind}", parts, **question.arguments(most, y, block, local), **scratch.arguments)
         scratch.check()
         question.check(y.reshape(-1, CONTEXT // 32), question.answer_of_blocks(most, block, local))
         return y[:, 0].view(np.float32)
@@ -135,7 +137,7 @@ def test_on_a_card(kind, block, local):
     y = np.full((len(question.q) + 1, groups * CONTEXT // 32), 7, np.uint32)
     scores = np.full((64, CONTEXT), np.nan, np.float32)
     scratch = {"scratch": scores, "scratch_bytes": scores.strides[0]}
-    kernel = f"choose-{kind}" if local is None else f"choose_blocks-{kind}"
+    kernel = f"select_keys-{kind}" if local is None else f"select_key_blocks-{kind}"
     launch(kernel, len(question.q) + 1, **question.arguments(most, y, block, local), **scratch)
     expected = question.answer(most, block) if local is None else question.answer_of_blocks(most, block, local)
     question.check(y.reshape(-1, CONTEXT // 32), expected)
@@ -148,12 +150,12 @@ def test_a_sum_that_is_not_a_number(call, wrong):
     question = Question("F32", [(2, 64)], 2, 16)
     question.weights[1] = wrong
     y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, CONTEXT))
-    call("choose-F32", 1, **question.arguments(12, y), **scratch.arguments)
+    call("select_keys-F32", 1, **question.arguments(12, y), **scratch.arguments)
     assert unpack_bits(y[:1], 63).sum() == 12
     assert not unpack_bits(y[1:2], 64).any()
     on_card, scores = np.full((3, CONTEXT // 32), 7, np.uint32), np.full((64, CONTEXT), np.nan, np.float32)
     with np.errstate(invalid="ignore"):
-        launch("choose-F32", 3, **question.arguments(12, on_card), scratch=scores, scratch_bytes=scores.strides[0])
+        launch("select_keys-F32", 3, **question.arguments(12, on_card), scratch=scores, scratch_bytes=scores.strides[0])
     np.testing.assert_array_equal(on_card[:, :2], y[:, :2])
 
 
@@ -162,7 +164,7 @@ def test_a_product_that_is_not_a_number(call, wrong):
     question = Question("F32", [(2, 64)], 2, 16)
     question.q[1, 3] = wrong
     y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, 2 * CONTEXT))
-    call("choose_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
+    call("select_key_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
     of_heads = y.reshape(3, 2, -1)
     assert unpack_bits(of_heads[0], 63).sum() == 2 * 23
     assert not unpack_bits(of_heads[1], 64).any()

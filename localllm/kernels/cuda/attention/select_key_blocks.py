@@ -1,4 +1,4 @@
-"""Selection of each head's key blocks, as in kernels/cpu/attention/choose_blocks.py.
+"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py.
 
 Threads share a token.
 """
@@ -7,7 +7,7 @@ from numba import cuda, float32
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
-from localllm.kernels.cuda.attention.choose import least_chosen, write_all, write_bits
+from localllm.kernels.cuda.attention.select_keys import least_chosen, write_all, write_bits
 from localllm.kernels.cuda.attention.shared import MINUS_INFINITY, SEQUENCE_BYTES, ZERO
 from localllm.kernels.cuda.device import device, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.reductions import block_sum
@@ -43,7 +43,7 @@ def make(format_name):
             store_f32(scores + i * 4, INFINITY if i >= blocks - local else best)
         return block_sum(flaws)
 
-    def choose_blocks(
+    def select_key_blocks(
         count, positions, owners, sequences, q, q_stride, keys, key_bytes, key_dim, heads, most, block, local, y,
         y_stride, choice_stride, scratch, scratch_bytes,
     ):  # fmt: skip
@@ -65,4 +65,4 @@ def make(format_name):
                     write_bits(scores, blocks, block, seen, least, last, target)
                 cuda.syncthreads()
 
-    return choose_blocks
+    return select_key_blocks

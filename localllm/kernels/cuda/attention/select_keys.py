@@ -1,4 +1,4 @@
-"""Selection of the keys a token sees, as in kernels/cpu/attention/choose.py.
+"""Selection of the keys a token sees, as in kernels/cpu/attention/select_keys.py.
 
 A block for a token, one after the other.
 
@@ -98,7 +98,7 @@ def make(format_name):
             total += load_f32(weights + head * 4) * (ZERO if product < ZERO else product)
         return total
 
-    def choose(
+    def select_keys(
         count, positions, owners, sequences, q, q_stride, weights, weights_stride, keys, key_bytes, key_dim, heads,
         most, block, y, y_stride, scratch, scratch_bytes,
     ):  # fmt: skip
@@ -128,4 +128,4 @@ def make(format_name):
             write_bits(scores, blocks, block, seen, least, last, target)
             cuda.syncthreads()
 
-    return choose
+    return select_keys
