@@ -66,7 +66,7 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
 
 
 def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
-    """Return so many numbers from 0 up to `end`. Raises ModelError."""
+    """Read `count` numbers from 0 up to `end`. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
     found = fields.array(name, "iu", expected).tolist()
     if len(found) != count or not all(0 <= number < end for number in found):

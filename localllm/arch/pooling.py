@@ -1,4 +1,4 @@
-"""From the rows of a text's tokens to its embedding or score: one row of numbers, or scores.
+"""Reduce the rows of a text's tokens to its embedding (one row) or its scores.
 
 Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; others take the first or the
 last. Models that compare a query with a text have a head after that, whose numbers are scores.

@@ -1,4 +1,4 @@
-"""Commands of llama.cpp and Ollama with what they are here, and words by which somebody may call a command."""
+"""Commands of llama.cpp and Ollama with what they are here, and other names that users may try for a command."""
 
 from typing import NamedTuple
 

@@ -91,7 +91,7 @@ def pull_shown(reference: "HubReference") -> str:
 
 
 def duration(seconds: float) -> str:
-    """So long, as people say it."""
+    """Format a duration: 3725 as "1:02:05"."""
     minutes, rest = divmod(round(min(seconds, 359_999)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

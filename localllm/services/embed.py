@@ -122,7 +122,7 @@ def file_text(path: str) -> str:
 
 
 def file_passages(path: str, size: int) -> list[Passage]:
-    """Cut a text file into passages of about so many characters. Raises UsageError if it is binary or too large."""
+    """Cut a text file into passages of about `size` characters. Raises UsageError if it is binary or too large."""
     text = read_text(path)
     if text is None:
         file_text(path)  # says why

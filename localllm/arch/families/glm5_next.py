@@ -202,7 +202,7 @@ def half(
 def choose(
     b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
 ) -> Activation:
-    """Select the keys that tokens see. What all weights of heads are divided by makes no difference."""
+    """Select the keys that tokens see. The heads' weights stay unscaled, which does not change the selection."""
     w.require_biases("indexer.k_norm")
     norm = w.require("indexer.k_norm").shaped(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)

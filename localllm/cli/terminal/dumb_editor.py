@@ -14,7 +14,7 @@ BYTES = 65536  # that are read at once
 
 
 class DumbLines:
-    """Lines of any length, edited as a terminal itself edits them, which cuts them to 4095 bytes without a word."""
+    """A line editor like the terminal's own, without its limit of 4095 bytes per line."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

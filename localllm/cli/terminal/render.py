@@ -130,7 +130,7 @@ def one_line(text: str) -> str:
 
 
 def count(number: int) -> str:
-    """12345678 as 12.3 M."""
+    """Format a count: 12345678 as "12.3 M"."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"

@@ -54,14 +54,14 @@ class Step:
 
 @frozen
 class Address:
-    """Among arguments: the address of a kernel."""
+    """An argument that becomes the address of a kernel."""
 
     kernel: str
 
 
 @frozen
 class Scratch:
-    """Among arguments: scratch memory, at least `size` bytes per thread."""
+    """An argument that becomes scratch memory, at least `size` bytes per thread."""
 
     size: int
 

@@ -13,7 +13,7 @@ Array = np.ndarray
 
 
 class Observer(Protocol):
-    """Whoever watches what matrices meet."""
+    """Receives the inputs of matrices."""
 
     def add(self, name: str, x: np.ndarray) -> None: ...
 

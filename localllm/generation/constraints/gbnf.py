@@ -72,7 +72,7 @@ class Alternatives:
 
 @frozen
 class Repeat:
-    """An item so many times; most: None without a limit."""
+    """A repeated item; most: None without a limit."""
 
     item: "Expression"
     least: int

@@ -1,4 +1,4 @@
-"""Pairs of a query and a text to scores: models with a classification head, and Qwen3's rerankers.
+"""Score pairs of a query and a text: models with a classification head, and Qwen3's rerankers.
 
 A pair is written as the model's own tokenizer writes it: [CLS] query [SEP] text [SEP] for BERT, whose second part is of
 another kind; <s> query </s></s> text </s> for XLM-RoBERTa; a question that yes or no answers for Qwen3, whose score is

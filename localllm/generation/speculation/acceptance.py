@@ -182,7 +182,7 @@ class SpeculationBudget:
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
     def charge(self, steps: float) -> None:
-        """So many steps of one token, by their time; below 0: they were saved."""
+        """Charge the time of `steps` one-token steps to the budget; a negative number credits it."""
         self._lost = max(self._lost + steps, -CREDIT)
 
     def go_on(self) -> None:

@@ -51,7 +51,7 @@ class ToolCallFormat:
         closing: after the last one's arguments.
         marks: of parameters, None for JSON.
         as_text: whether the template expects arguments as JSON text.
-        is_known: whether the template tells the model of tools; else somebody else has to.
+        is_known: whether the template tells the model of tools; else the prompt has to.
     """
 
     opening: str

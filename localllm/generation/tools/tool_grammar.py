@@ -230,7 +230,7 @@ class ToolGrammar:
         return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
 
     def _literal(self, piece: str) -> str:
-        """Of a piece: texts in quotes, control tokens by their numbers, ids."""
+        """Convert a piece to GBNF: texts in quotes, control tokens by their ids."""
         found = []
         for one in self._tokenizer.fragments(piece):
             if isinstance(one, int):

@@ -60,7 +60,7 @@ class Aligned(Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(BaseNativeLowering):
-    """Numba's IR to LLVM's, with all that it calls."""
+    """Lower Numba's IR to LLVM's, for a function and all functions that it calls."""
 
     _name = "localllm_lowering"  # type: ignore[assignment]
     lowering_class = Aligned

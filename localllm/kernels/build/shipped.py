@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "data" / "kernels"
 
 
 class Archive(TypedDict):
-    """What lanes.json says of an archive."""
+    """An archive's entry in lanes.json."""
 
     cpu: str
     features: str  # as LLVM writes them: +avx2,+fma

@@ -2,7 +2,7 @@
 
 A tape is an array of steps. A step's work is cut into parts; threads claim parts one by one, in order, and a thread
 that finds none left continues. Steps are grouped in stages: all parts of a stage are done before a part of the next
-starts. Nobody waits for a *thread*: a thread that the operating system preempts between parts delays no other, and
+starts. No part waits for a *thread*: a thread that the operating system preempts between parts delays no other, and
 skips the steps that are done when it resumes. (A barrier that counts threads loses half of its speed or more when
 another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does hold up the
 rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time

@@ -74,7 +74,7 @@ if SIMULATED:
         (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
 
     def quiet(function):
-        """Make a function of NumPy that gives infinity and NaN without a word."""
+        """Make a function of NumPy that returns infinity and NaN without a warning."""
 
         def call(x):
             with np.errstate(all="ignore"):

@@ -17,9 +17,9 @@ def larger_or_nan(x, y):
 
 
 def make_over_warp(two):
-    """Make a function that puts the float32 x of all lanes together, two and two.
+    """Make a function that reduces the float32 x of all lanes of a warp with `two`, pairwise.
 
-    All of them get the result.
+    All lanes get the result.
     """
 
     @device

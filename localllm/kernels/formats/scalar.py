@@ -1,4 +1,4 @@
-"""From a block's bytes to its float32 weights.
+"""Decode a block's bytes to its float32 weights.
 
 For each format a function `unpack(block, out)`, made from its layout.
 
