@@ -259,8 +259,7 @@ class Completion:
     @property
     def pending_tokens(self) -> int:
         """Return how many tokens are to be read before a step; the newest of the answer is the step's."""
-        count = len(self.ids)
-        return count - (count > len(self.prompt)) - (len(self.sequence.tokens) if self.sequence else 0)
+        return len(self.ids) - self.has_begun - self.computed_tokens
 
     def take_chunks(self) -> None:
         """Take the chunks of another sequence that follow what has been read, if there are any."""
@@ -407,9 +406,8 @@ class Completion:
     def report_progress(self) -> None:
         """Report to the progress callback how much of the prompt has been read, before a run."""
         if not self.request.begun and self.options.on_progress:
-            self.options.on_progress(
-                max(self.computed_tokens - self.cached_tokens, 0), len(self.prompt) - self.cached_tokens
-            )
+            cached = self.cached_tokens
+            self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
 
     def close(self) -> None:
         """Free the sequence; it is read again if the answer continues."""

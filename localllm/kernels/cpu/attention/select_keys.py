@@ -116,12 +116,8 @@ def make(format_name):
     @device
     def score_all(a, table, q, weights, columns, blocks, scores):
         """Compute scores of the first blocks; whether all of them are numbers."""
-        row, key_bytes, finite = (
-            q + argument(a, SELECT_KEYS.heads) * columns * 4,
-            argument(a, SELECT_KEYS.key_bytes),
-            True,
-        )
-        block = argument(a, SELECT_KEYS.block)
+        row, finite = q + argument(a, SELECT_KEYS.heads) * columns * 4, True
+        key_bytes, block = argument(a, SELECT_KEYS.key_bytes), argument(a, SELECT_KEYS.block)
         for i in range(blocks):
             key = i * block + block - 1
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
@@ -138,10 +134,8 @@ def make(format_name):
         scores = digits + 8 * DIGITS
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
             count = load_i64(argument(a, SELECT_KEYS.positions) + token * 8) + 1
-            y, blocks = (
-                argument(a, SELECT_KEYS.y) + token * argument(a, SELECT_KEYS.y_stride),
-                count // argument(a, SELECT_KEYS.block),
-            )
+            y = argument(a, SELECT_KEYS.y) + token * argument(a, SELECT_KEYS.y_stride)
+            blocks = count // argument(a, SELECT_KEYS.block)
             if blocks <= argument(a, SELECT_KEYS.most):
                 write_all(count, ONES, y)
                 continue
