@@ -148,8 +148,7 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
     """Yield parts of lines; lengths: tokens of each line; room: for a part. Raises ContextError for a longer line."""
     start = 0
     while start < len(lengths):
-        end = start or len(lengths)  # the first part has the last lines before it: they are others than its own
-        before = range(max(0, end - WARM), end)
+        before = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
         while before and sum(lengths[at] for at in before) > room // 4:
             before = before[1:]
         left = room - sum(lengths[at] for at in before)
