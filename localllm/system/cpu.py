@@ -144,14 +144,15 @@ def affinity_processors() -> int:
 
 
 def physical_cores() -> int:
-    """Return the cores in this process's affinity mask; only fast ones where some are slow.
+    """Return the cores in this process's affinity mask, slow ones among them; on macOS only the fast ones.
 
-    macOS and Windows tell.
+    Threads claim parts of the work, so that slow cores help: docs/decisions/unequal-cores.md. Those of Macs are
+    left to other programs.
     """
     if sys.platform == "darwin":
         return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
     if sys.platform == "win32":
-        return fast_cores(windows_cores(), windows_affinity()) or os.cpu_count() or 1
+        return count_cores(windows_cores(), windows_affinity()) or os.cpu_count() or 1
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
@@ -166,13 +167,12 @@ def read_text(path: str) -> str:
         return ""
 
 
-def fast_cores(content: bytes, affinity: int) -> int:
-    """Count Windows' cores in the affinity mask that are of the fastest kind among them.
+def count_cores(content: bytes, affinity: int) -> int:
+    """Count Windows' cores in the affinity mask.
 
     content: as `windows_cores` returns it; affinity: a bit for each processor of the first group.
     """
-    kinds = [kind for kind, masks in core_records(content) if not affinity or any(mask & affinity for mask in masks)]
-    return kinds.count(max(kinds, default=0))
+    return sum(not affinity or any(mask & affinity for mask in masks) for _, masks in core_records(content))
 
 
 def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
