@@ -10,7 +10,8 @@ T = TypeVar("T")
 def frozen(kind: type[T]) -> type[T]:
     """Make a frozen dataclass, at 0.1 ms of a start instead of 0.5 for dataclass(frozen=True).
 
-    That one writes and compiles six methods for each class; here __init__, and all classes share the others.
+    dataclass writes and compiles six methods for each class; here each class gets only __init__, and all share the
+    others.
     """
     for name, method in SHARED.items():
         if name not in kind.__dict__:

@@ -6,8 +6,8 @@ import numpy as np
 def round_activations(x: np.ndarray, block: int) -> np.ndarray:
     """Round x [rows, columns] to 8 bits with a scale per `block` numbers of a row.
 
-    256 for matrices in super-blocks, else 32. As llama.cpp's kernels for CPUs (Q8_K, Q8_0), but for the scale's own
-    rounding.
+    block: 256 for matrices in super-blocks, else 32. It rounds as llama.cpp's kernels for CPUs do (Q8_K, Q8_0), except
+    that the scale itself is not rounded.
     """
     blocks = x.reshape(len(x), -1, block)
     step = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)

@@ -26,10 +26,7 @@ def unit_of(largest):
 
 @inlined
 def normalize(weights, row, start, count, x):
-    """Copy weights of a row to x in units of unit_of the largest, and return the unit.
-
-    Zeros where that is 0.
-    """
+    """Copy weights of a row to x in units of unit_of the largest (zeros if that is 0); return the unit."""
     unit = unit_of(largest_of(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
     for i in range(count):

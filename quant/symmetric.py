@@ -143,10 +143,7 @@ def search_plain_block(s, search, unit):
 
 @inlined
 def first_factor(s, steps, unit):
-    """Find the factor whose multiples come nearest to the scales, and the integers (stage 2).
-
-    By predicted error.
-    """
+    """Find the factor whose multiples come nearest to the scales by predicted error, and the integers (stage 2)."""
     lowest, largest = s.scale[0], s.scale[0]
     for b in range(s.k.size):
         lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])

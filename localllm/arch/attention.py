@@ -36,7 +36,7 @@ class Attention:
 def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
     """Return the attention.* and rope.* keys. Raises ModelError.
 
-    Without `every_layer`, layers may have no key-value heads; with `own_values`, values may be shorter than keys.
+    Unless `every_layer`, layers may have no key-value heads; with `own_values`, values may be shorter than keys.
     """
     layers, width = fields.layers(), fields.count("embedding_length")
     heads = fields.counts("attention.head_count", layers)
@@ -151,9 +151,9 @@ def read_windows(
 ) -> tuple[int | None, ...]:
     """Read each layer's window in tokens, None for all.  Raises ModelError.
 
-    Of each `period` layers the last one sees all, or the first one if `all_first`. A file may have its own period, 0
-    for windows everywhere, or a list of the layers with a window (and must, if `period` is None). Without a window it
-    has the `default`, 0 for none.
+    In every group of `period` layers the last one sees all tokens, or the first one if `all_first`. A file may have its
+    own period, 0 for windows everywhere, or a list of the layers with a window (and must, if `period` is None). A file
+    that gives no window has the `default`, 0 for none.
     """
     layers, name = fields.layers(), "attention.sliding_window_pattern"
     window = fields.count("attention.sliding_window", default) or None
@@ -241,19 +241,13 @@ def rms_norm_heads(
 
 
 def layer_norm_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Return queries and keys, all heads of a token together normalized by a layer norm.
-
-    If the file has norms for them.
-    """
+    """Return queries and keys, all heads of a token normalized together by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
 def layer_norm_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Return queries and keys, each head normalized by a layer norm with its own weights.
-
-    If the file has them.
-    """
+    """Return queries and keys, each head normalized by a layer norm of its own if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
         b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x

@@ -1,7 +1,4 @@
-"""Formulas of verbs that treat rows one by one, in NumPy, float32 as their inputs.
-
-See localllm.arch.verbs.
-"""
+"""Formulas of verbs (localllm.arch.verbs) that treat rows one by one, in NumPy, float32 as their inputs."""
 
 from math import erf
 

@@ -1,9 +1,7 @@
-"""Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606).
+"""Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606), as in Hunyuan 4.
 
-As Hunyuan 4 has them.
-
-What goes into a half of a layer is a sum of the streams, each with a weight that all of them together say, and what it
-makes is added to each, with weights of the same kind. They are sigmoids, and a little more.
+The input of each half of a layer is a weighted sum of the streams, and its output is added to each stream with a
+weight. All these weights are computed from all streams together; they are sigmoids plus a small constant.
 """
 
 from typing import Any
@@ -40,10 +38,7 @@ def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
 
 
 def mixing_logits(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
-    """Compute the logits of the weights, before their sigmoids.
-
-    A list of [tokens, streams], one for each scale.
-    """
+    """Compute the logits of the weights, before their sigmoids: a list of [tokens, streams], one for each scale."""
     mixes, count = b.linear(b.rms_norm(flat, None, h.epsilon), fn), h.streams.count
     factors, offsets = scales.vector(), base.vector()
     b.ignore(scales, base)

@@ -24,7 +24,7 @@ def window_tokens(tokens: int, window: int | None) -> int:
 class Paged:
     """A key and a value for each token and key-value head.
 
-    With a window, only the last `window` tokens are read; or, if it is chunked, those of the last chunk.
+    With a window, only the last `window` tokens are read; if it is chunked, only those of the last chunk.
     """
 
     layer: int

@@ -1,8 +1,8 @@
 """Checks that hyperparameters agree with the tensors' shapes, and that the family knows what would change the result.
 
-Where lengths disagree the file is damaged. A setting that the family does not read is refused unless it is neutral. A
-family's `read` notes what it has asked for (Fields.asked). What GGUF names besides is passed over only where it says
-nothing, or where llama.cpp passes it over in files that people have.
+If lengths disagree, the file is damaged. A setting that the family does not read is refused unless it is neutral; a
+family's `read` notes what it has asked for (Fields.asked). Other keys of GGUF are ignored only where they have no
+effect, or where llama.cpp ignores them in files that are in use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,10 +138,7 @@ def require_lengths(
 
 
 def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """Check that experts are in the expected layers, and in no others.
-
-    After the first dense layers, in every n-th one.
-    """
+    """Check that experts are in every n-th layer after the first dense ones, and in no others."""
     keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
     for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():

@@ -24,7 +24,8 @@ LEAST = 1e-6  # of the number whose root opens a gate
 class Ngrams:
     """Hashed embeddings of sequences of up to `length` tokens, in one layer.
 
-    What hashes to rows of `dim` numbers; taps of the convolution, and number of the layer's first state for all that.
+    hashings: what hashes to rows of `dim` numbers. taps: of the convolution. number: of the layer's first state for all
+    that.
     """
 
     layer: int

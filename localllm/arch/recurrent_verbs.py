@@ -17,8 +17,8 @@ Activation = Any
 class HeadState:
     """The state of a recurrent layer's heads: state `number`, h [heads, key_dim, value_dim].
 
-    Before each token h is multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
-    i / repeat % key_heads.
+    For each token h is first multiplied by e^(dt * rate), rates [heads]; head i has the keys of head i / repeat %
+    key_heads.
     """
 
     state: Recurrent
@@ -98,7 +98,7 @@ class StateVerbs(Protocol):
     ) -> Activation:
         """Apply the gated delta rule, which replaces what a key has read so far (Yang et al. 2024, arXiv 2412.06464).
 
-        Per head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h.
+        For each head, h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h.
 
         q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
         """
@@ -145,7 +145,7 @@ class StateVerbs(Protocol):
     ) -> Activation:
         """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456).
 
-        What a reads is removed by b, for a is -b. r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads *
+        Since a is -b, the second term removes what a reads. r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads *
         value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
         ...

@@ -19,10 +19,7 @@ from localllm.files.oddities import Oddities
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A matrix or vector of the model, or some of its rows.
-
-    With its bias and its scale, if there are any.
-    """
+    """A matrix or vector of the model, or some of its rows, with its bias and scale if there are any."""
 
     tensor: Tensor
     bias: "Weight | None" = None
@@ -85,7 +82,7 @@ class Weight:
     def split(self, *counts: int) -> "list[Weight]":
         """Split a fused matrix into its parts. Raises ModelError if it has more or fewer.
 
-        Of a stack [experts, rows, columns], every matrix.
+        In a stack [experts, rows, columns], every matrix is split.
         """
         if sum(counts) != self._row_count:
             raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self._row_count}")
@@ -130,8 +127,8 @@ class Weight:
 class Weights:
     """Attribute access to tensors below a prefix.
 
-    What a layer may have or not, all layers have or none, if the family does not say that it goes `by_layer`: a file
-    that lost a tensor is refused by its name.
+    An optional tensor is in all layers or in none, unless the family says that it goes `by_layer`: so a file that has
+    lost a tensor is refused, with the tensor's name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):

@@ -118,7 +118,7 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
 def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
     """Return whether the next word is the option's value.
 
-    Not if the value may be left out, and the next word is an option.
+    It is not if the value is optional and the next word is an option.
     """
     return not (param.metavar or "").startswith("[") or (bool(rest) and not rest[0].startswith("-"))
 

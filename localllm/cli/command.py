@@ -133,7 +133,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 def is_expected(param: Any, ctx: Any) -> bool:
     """Return whether a parameter is parsed.
 
-    Not an argument whose option was typed, nor the option of one that was not.
+    An argument is not if its option was typed, nor is such an option if it was not typed.
     """
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names

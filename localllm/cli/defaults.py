@@ -138,7 +138,8 @@ def from_environment(variable: str, param: Parameter) -> Any:
 def unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
     """Yield a warning for each unknown config key or LOCALLLM_ variable.
 
-    What this command understands is not checked: it was converted already. To ask all commands takes 30 ms.
+    Settings that this command knows are not checked, since they were converted already. Asking all commands takes 30
+    ms.
     """
     known = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
     for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - known):

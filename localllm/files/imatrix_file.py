@@ -73,7 +73,7 @@ class ImportanceMatrix:
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Load mean squared activations by tensor name: float32 [columns], or [experts, columns].
 
-    In the older layout those of experts are [experts * columns]. Raises ModelError.
+    The older layout has those of experts as [experts * columns]. Raises ModelError.
     """
     means = {name: squares.mean() for name, squares in read_imatrix(path).squares.items()}
     return {name: mean[0] if len(mean) == 1 else mean for name, mean in means.items()}

@@ -60,8 +60,8 @@ def require_counts(n: int, beams: int) -> None:
 def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
     """Return the n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
-    Of sampled ones, the best has the highest log probability per token; of beams, the highest log probability. Raises
-    UsageError and ContextError.
+    Sampled answers are compared by their log probability per token, beams by their log probability. Raises UsageError
+    and ContextError.
     """
     require_counts(n, beams)
     for name in ("logit_bias", "ignore_eos"):
@@ -88,9 +88,9 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
 class BeamSearch:
     """A search for the likeliest answers: at most `beams` with different texts. Nothing is drawn.
 
-    From token to token the likeliest continuations stay, of those that say the same the best. The search ends when
-    `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; and with
-    max_tokens or the context, where open ones are answers too.
+    After each token the likeliest continuations are kept, and of those with the same text the best. The search ends
+    when `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; it also
+    ends at max_tokens or when the context is full, and open ones are answers then, too.
 
     Attributes:
         results: answers that have finished, the likeliest first.
@@ -121,8 +121,8 @@ class BeamSearch:
     ) -> tuple[list[tuple[Completion, Completion]], list[Completion]]:
         """Return at most `beams` answers extended by a token, likeliest first, and the finished ones.
 
-        To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out unfinished
-        answers. Enough candidates are considered that some remain without end tokens and duplicates.
+        A continuation finishes only if it is among the `beams` likeliest of all; otherwise bad endings would crowd out
+        unfinished answers. Enough candidates are considered that some remain without end tokens and duplicates.
         """
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))

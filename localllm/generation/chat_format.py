@@ -82,10 +82,9 @@ def find_partial_answer(
 def render_up_to(
     render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
 ) -> tuple[str, bool] | None:
-    """Render a conversation up to the end of its partial answer.
+    """Render a conversation up to the end of its partial answer; return it and whether all reasoning is kept.
 
-    And whether it has all that was thought before that. None if the template does not write the answer. Where it strips
-    contents, white space at the end is left out.
+    None if the template does not write the answer. If the template strips contents, white space at the end is left out.
     """
     thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
     final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}

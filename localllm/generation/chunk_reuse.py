@@ -1,9 +1,9 @@
-"""Reuse of chunks in the middle of a prompt: what an earlier text has, at another position, is not read again.
+"""Reuse of chunks in the middle of a prompt: text that was read at another position is not read again.
 
-After one more typed character an editor's prompt differs from the one before in its middle only: the text after the
-cursor stands at later positions. Its keys are copied and rotated to them, as llama-server's --cache-reuse does for
-texts that have lost a part; its first tokens are read again. Such keys were computed with the text before them then, so
-an answer may differ from that of a prompt that was read as a whole; sequences say how far they are exact
+After one more typed character an editor's prompt differs from the one before only in its middle: the text after the
+cursor is at later positions. Its keys are copied and rotated to them, as llama-server's --cache-reuse does for texts
+that have lost a part; its first tokens are read again. Such keys were computed with the old text before them, so an
+answer may differ from that to a prompt that was read as a whole; sequences record how far they are exact
 (localllm.engine.sequence).
 """
 

@@ -73,7 +73,7 @@ class ShiftedSequence:
     def begin(self, prompt: Ids[int]) -> None:
         """Prepare for a prompt that continues the sequence; tokens of a long one that would be dropped are not read.
 
-        At least an eighth of the places after the first tokens stays free for the answer; whole pages are dropped.
+        An eighth of the places after the first tokens, or more, stays free for the answer; whole pages are dropped.
         """
         self.dropped = self.skipped = 0
         self._unneeded = range(0)

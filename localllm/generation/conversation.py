@@ -97,7 +97,7 @@ class Conversation:
     def undo(self) -> str | None:
         """Remove the last question and its answer; return the question, None if there is none.
 
-        What was prefilled stays cached: the next question costs its own tokens only.
+        The prefilled tokens stay cached, so the next question costs only its own tokens.
         """
         history = self._stop()
         asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)

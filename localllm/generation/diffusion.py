@@ -1,7 +1,8 @@
 """Answers of masked diffusion models: all positions are denoised together, the most certain ones first.
 
-As llama.cpp's diffusion example. A step reads the whole text; how many places it fills follows from the schedule: by
-time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv 2502.09992).
+It works as llama.cpp's diffusion example. A step reads the whole text; how many places it fills follows from the
+schedule: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv
+2502.09992).
 """
 
 from collections.abc import Callable, Iterator, Sequence

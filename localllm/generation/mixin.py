@@ -327,7 +327,7 @@ class GenerationMixin:
     def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a text after a prompt, and of each of its tokens.
 
-        That an answer to messages ends after the text counts as one more token.
+        After messages, the end of the answer counts as one more token.
         """
         from localllm.generation.choices import Score, text_logprobs
 

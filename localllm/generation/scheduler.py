@@ -86,9 +86,7 @@ class Scheduler:
         return bool(self.running) or self._next() is not None
 
     def step(self) -> Iterator[Output]:
-        """Prefill a chunk, then decode a token of every answer that has no prompt left to read.
-
-        In one run if all is in 8 bits.
+        """Prefill a chunk, then decode a token of every answer whose prompt is read: in one run if all is in 8 bits.
 
         The model runs, and tokens are drawn, when they are asked for.
         """
@@ -202,11 +200,10 @@ class Scheduler:
     # Prefill.
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
-        """Return the prompt tokens to read next, at most `room`, all with the same arithmetic.
+        """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
 
-        And whether that is the precise one.
-
-        Who is alone reads whole runs, whose arithmetic is the engine's choice.
+        All of them have the same arithmetic. A single request reads whole runs, whose arithmetic is the engine's
+        choice.
         """
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
@@ -252,7 +249,7 @@ class Scheduler:
     def _read(self, work: list[AnswerSpan], precise: bool) -> "list[tuple[AnswerSpan, np.ndarray]]":
         """Return the answers that have read all their ids, with the requested logits, float32 [wanted, vocab].
 
-        Without memory for all, drafts are not read, and then the youngest make room.
+        If memory does not suffice for all, drafts are dropped first; then the youngest requests make room.
         """
         while work := [one for one in work if one.answering.sequence]:
             try:

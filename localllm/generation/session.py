@@ -371,9 +371,9 @@ class Session(Conversation):
     ) -> tuple[list[Message], Prompt]:
         """Return the part of the history that fits together with an answer, and its tokens.
 
-        Too long is what leaves less than an eighth of the context for the answer (or what it may have at most). Then as
-        many of the oldest turns go as make it fit into half of the context: the rest must be read again, which should
-        not happen at every turn.
+        A history is too long if it leaves less than an eighth of the context for the answer (or less than the answer's
+        limit). Then the oldest turns are dropped until the rest fits into half of the context: the rest must be read
+        again, which should not happen at every turn.
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)

@@ -90,7 +90,7 @@ LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
     " excess pieces few_tokens words"
 )
-# x in words of 16 bits, see prefill_words.py: y int16 [columns] and scales f32 [columns / 32], one behind the other.
+# x in words of 16 bits, see gemm_f16_words.py: y int16 [columns] and scales f32 [columns / 32], one behind the other.
 QUANTIZE_WORDS = arguments("count x stride y y_stride columns")
 # y = W x in float32; halves: x as ROUND_BF16 or QUANTIZE_WORDS makes it, as the format of W wants it, or 0;
 # most_precise: the most tokens for float32 where they are there.

@@ -72,10 +72,7 @@ class Lane:
 
 @cache
 def this_lane() -> Lane:
-    """Return the lane that this process compiles for, asked once.
-
-    This computer's, unless another one was set.
-    """
+    """Return the lane that this process compiles for, asked once: this computer's, unless another one was set."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
     return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
 
@@ -83,7 +80,7 @@ def this_lane() -> Lane:
 def lane_name() -> str:
     """Return the name of the instructions that multiply prompts on this lane.
 
-    Amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
+    It is amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
     """
     if has_tiles():
         return "amx-bf16"

@@ -1,9 +1,7 @@
-"""Verbs that treat rows one by one and write as many columns as they read.
+"""A table of the verbs that treat rows one by one and write as many columns as they read, without Numba.
 
-A row for each, without Numba.
-
-A row of the table connects the verb's meaning (localllm.arch.verbs) with its kernels: what they are given, whether
-they may write over their first input, and in which module each target has them, by the verb's name.
+A row of the table connects the verb's meaning (localllm.arch.verbs) with its kernels: what they are given, whether they
+may write over their first input, and in which module each target has them, by the verb's name.
 """
 
 from typing import Any, NamedTuple

@@ -24,7 +24,7 @@ KINDS = (
 def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
     """Tokenize files, or the built-in mixture if `texts` is empty, in chunks of at most `context` tokens.
 
-    Of more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
+    If there are more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
     """
     size = min(CHUNK, context)
     chunks: list[np.ndarray] = []

@@ -372,8 +372,9 @@ def new_rows(
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     """Compute a matrix's column importance from its own weights, float32 [1, columns], where none was measured.
 
-    For the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with its embedding in
-    IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more. Some rows suffice.
+    This is used only for the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with
+    its embedding in IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more.
+    Some rows suffice.
     """
     rows, columns = row_count(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)

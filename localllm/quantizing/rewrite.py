@@ -164,9 +164,8 @@ def packed_of(source: GGUFFile) -> dict[str, Packed]:
 def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
     """Change the first file of a model, and return the path of the old header's copy.
 
-    Where the new header has the old one's length it is written in its place, after a copy of the old one was saved next
-    to the file; otherwise the file is written anew and replaced, and None is returned. Raises LocalllmError,
-    UsageError.
+    If the new header has the old one's length it is written in its place, after a copy of the old one was saved next to
+    the file; otherwise the file is written anew and replaced, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
     before, tensors = packed_of(source), outputs(source, names)

@@ -27,10 +27,9 @@ def measure(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, told: Callable[[str], Any],
     progress: Progress | None = None, device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure each length, or the longest one that the model reads.
+    """Measure each length, or the longest one that the model reads: tokens and texts per second, mean and deviation.
 
-    Tokens and texts per second, mean and deviation. told: called before each test. Raises ModelError,
-    MemoryLimitError, UsageError.
+    told: called before each test. Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)

@@ -34,9 +34,9 @@ def fit(
 ) -> dict[str, Any]:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
-    For each context length and type of KV cache: the memory it needs, whether that is available, and the expected
-    tokens per second with a full context. on_read: called with what is being done.  context, kv_type: the only ones,
-    if given. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
+    It lists, for each context length and type of KV cache, the memory it needs, whether that is available, and the
+    expected tokens per second with a full context. on_read: called with what is being done.  context, kv_type: the only
+    ones, if given. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:

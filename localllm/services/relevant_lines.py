@@ -187,8 +187,8 @@ def find_lines(
 ) -> tuple[list[str], int]:
     """Return the lines that matter most to a question, in their order, and how many were read.
 
-    Of lines that differ in times, ids and numbers only some are read, and all of them if these are not of one kind.
-    One that stands for others is followed by how many. room: in tokens. Raises ContextError, MemoryLimitError.
+    Of lines that differ only in times, ids and numbers a sample is read, and all of them if the sample's are not of one
+    kind. A line that stands for others is followed by how many. room: in tokens. Raises ContextError, MemoryLimitError.
     """
     templates = templates_of(lines, question)
     chosen = sorted(number for each in templates for number in each.samples)

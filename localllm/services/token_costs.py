@@ -20,7 +20,7 @@ class MatrixCosts:
     def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
         """Sum the costs of tensors.
 
-        Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
+        One row of the embedding matrix is read, unless it is the output matrix too; among experts, those that a token
         uses. Raises ModelError.
         """
         weights = Weights(tensors)

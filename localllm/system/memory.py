@@ -171,8 +171,9 @@ def can_prefault() -> bool:
 def prefault(path: str, address: int, size: int, at_once: int) -> None:
     """Map the cached pages of a file; `at_once`: bytes per call, during which other threads get no memory.
 
-    What is still on the disk would be read in the order of the file, and all of it, though experts may not be needed.
-    Windows does not tell what is in memory: there all of it is requested, and read in the background.
+    A file that is partly on the disk is left alone: all of it would be read, in the order of the file, though experts
+    may not be needed. Windows does not tell what is in memory: there all of it is requested, and read in the
+    background.
     """
     if sys.platform == "win32":
         prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # of Windows 8

@@ -48,7 +48,7 @@ class Plamo(SentencePiece):
     def _best_ends(self, word: str) -> list[int]:
         """Find where the first piece of the best segmentation from each character on ends.
 
-        Negative for a character that is no piece.
+        The end is negated for a character that begins no piece.
         """
         count, scores = len(word), self._scores
         best, ends = [0] * (count + 1), [0] * count

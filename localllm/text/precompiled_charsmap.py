@@ -52,10 +52,7 @@ class Charsmap:
         return all(self._longest(one + other, 0)[0] == 0 for other in others)
 
     def _longest(self, text: str, start: int) -> tuple[int, int]:
-        """Return the end of the longest sequence at a position, and its replacement's offset.
-
-        (start, 0) if there is none.
-        """
+        """Return the end of the longest sequence at a position, and its replacement's offset, or (start, 0)."""
         nodes, count = self._nodes, len(self._nodes)
         best, place = start, 0
         inner = _offset(nodes[0])

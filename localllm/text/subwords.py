@@ -67,8 +67,8 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
 def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     """Apply `merge` to a text's characters, WINDOW of them at a time.
 
-    Of a window, the symbols in its last MARGIN characters are found again in the next one, which begins where a symbol
-    begins: far from its ends, a merge does not depend on them. Of a megabyte of one letter all windows are the same, so
+    The symbols in the last MARGIN characters of a window are found again in the next one, which begins where a symbol
+    begins: far from its ends, a merge does not depend on them. If a megabyte is one letter all windows are the same, so
     the answer is cached.
     """
     merged: list[str] = []

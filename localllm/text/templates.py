@@ -116,10 +116,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Return whether contents must be lists of parts, as in templates of vision models (SmolVLM).
-
-        They drop a plain text.
-        """
+        """Return whether contents must be lists of parts: some templates of vision models (SmolVLM) drop plain text."""
         if "type" not in self.source:
             return False
 
@@ -138,9 +135,9 @@ class ChatTemplate:
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _own_variables(self, tools: Sequence[Any]) -> dict[str, str]:
-        """Return the variables of templates that have another name for tools.
+        """Return the variables of templates that have another name for tools, and the date.
 
-        A day, as a time would change each prompt.
+        A time would change each prompt.
         """
         if not self._knows_functions:
             return {}

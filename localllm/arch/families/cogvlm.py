@@ -1,6 +1,7 @@
 """The text part of CogVLM (Wang et al. 2023, arXiv 2311.03079).
 
-As llama, with rotated pairs half a head apart. Every layer has other matrices for images, which text does not meet.
+It is computed as llama, with rotated pairs half a head apart. Every layer also has separate matrices for images, which
+are not used for text.
 """
 
 from localllm.arch.attention import Transformer

@@ -72,11 +72,10 @@ def read_indexer(
     fields: Fields, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True, at_end: bool = False,
     epsilon: float = KEY_EPSILON,
 ) -> Indexer:  # fmt: skip
-    """Return its keys; usual: whether a layer has one, where the file does not say.
+    """Return the indexer's hyperparameters. Raises ModelError.
 
-    And the first one mostly needs one.
-
-    Raises ModelError.
+    usual: whether a layer has an indexer, where the file does not say. needs_first: the first layer must have one, as
+    in most models.
     """
     heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     if rope.dims > dim - at_end:

@@ -47,9 +47,8 @@ class LayerStates(NamedTuple):
 class DeepSeek4(Hyperparameters):
     """The hyperparameters, with block sizes and clamping limits by layer.
 
-    Blocks: in tokens, 0 for none. Limits: of gates and up projections, of experts and dense networks.
-
-    The first `hashed` layers go by ids; `far` is the rotation of layers that see blocks.
+    ratios: block sizes in tokens, 0 for none. limits: of gates and up projections, of experts and dense networks. The
+    first `hashed` layers route tokens by their ids. far: the rotation of layers that see blocks.
     """
 
     epsilon: float

@@ -22,12 +22,13 @@ COUNT = 3  # of the model's layers
 
 @frozen
 class Eagle(Transformer):
-    """Attributes: target_layers: whose inputs are read; as many as the model has.
+    """The hyperparameters of an EAGLE-3 head.
 
-    What comes out of its last one.
-    target_width: numbers of a row there.
-    norms_inputs: whether they are normalized together.
-    adds_normed: whether what attention makes is added to the normalized row, not to the row.
+    Attributes:
+        target_layers: whose inputs are read; the model's number of layers stands for the output of its last one.
+        target_width: numbers of a row there.
+        norms_inputs: whether they are normalized together.
+        adds_normed: whether what attention makes is added to the normalized row, not to the row.
     """
 
     target_layers: tuple[int, ...]

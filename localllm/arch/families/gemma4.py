@@ -136,7 +136,7 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
 def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
     """Look up the factor of each row's expert: [rows, 1].
 
-    By a product with stacks of one-row matrices, each filled with an expert's factor.
+    This is a product with stacks of one-row matrices, each filled with an expert's factor.
     """
     many = factors.repeated(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)

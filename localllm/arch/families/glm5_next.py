@@ -56,8 +56,9 @@ class MixedStreams:
 class Glm5Next(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
-    By layer, whether it attends, and whether it chooses keys; heads of both types of layers; what the logarithms of
-    decays are not below, None for no bound; limits of gates and what they meet, by layer, of experts and others.
+    attends, chooses: by layer, whether it attends and whether it selects keys. heads: of both types of layers. lowest:
+    the lower bound of the decays' logarithms, None for no bound. limits: of gates and of the projections that they
+    multiply, by layer, for experts and for dense networks.
     """
 
     epsilon: float
@@ -76,9 +77,10 @@ class Glm5Next(Hyperparameters):
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
     def states(self) -> Sequence[State]:
-        """Return the states of a layer: latent rows, rows of the indexer and the last tokens of a pool.
+        """Return the states of all layers.
 
-        Or the last queries, keys and values, and matrices.
+        An attention layer has latent rows and, if it selects keys, rows of the indexer and the last tokens of a pool;
+        any other has the last queries, keys and values, and matrices.
         """
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
 

@@ -54,10 +54,7 @@ def read(fields: Fields) -> Grok:
 
 
 def read_stretch(fields: Fields, rope: Rope) -> Rope:
-    """Read YaRN, which keeps pairs that turn 8 times in the original context. Raises ModelError.
-
-    Unless the file says otherwise.
-    """
+    """Read YaRN, which by default keeps pairs that turn 8 times in the original context. Raises ModelError."""
     if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
         raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
     if not rope.yarn and fields.number("rope.scaling.yarn_attn_factor", 1.0) != 1:

@@ -134,7 +134,7 @@ def kimi_delta(
 ) -> Activation:
     """Apply Kimi Delta Attention: h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
 
-    For each head. w [tokens, heads * key_dim]; strength [tokens, heads].
+    This is computed for each head. w [tokens, heads * key_dim]; strength [tokens, heads].
     """
     q, k, v = qkv
     written = b.multiply_heads(k, strength)

@@ -17,9 +17,9 @@ from localllm.frozen import frozen
 
 @frozen
 class MPT(Transformer):
-    """`limit` is the largest magnitude of queries, keys and values, 0 for none.
+    """The hyperparameters of MPT.
 
-    ALiBi's slopes begin at its bias.
+    limit: the largest magnitude of queries, keys and values, 0 for none. alibi_bias: where ALiBi's slopes begin.
     """
 
     limit: float

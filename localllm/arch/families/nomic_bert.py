@@ -1,9 +1,10 @@
-"""Nomic Embed (Nussbaum et al. 2024, arXiv 2402.01613), with experts: 2502.07972; Jina v3 (Sturua et al. 2024).
+"""Nomic Embed, also with experts, and Jina v3 without its adapters.
 
-Jina v3 (arXiv 2409.10173) without its adapters.
+Nomic Embed: Nussbaum et al. 2024, arXiv 2402.01613; with experts: 2502.07972. Jina v3: Sturua et al. 2024, arXiv
+2409.10173.
 
-Unlike BERT: queries and keys are rotated, no positions are added; SwiGLU in the first one; in every other layer of the
-second one experts without a gate, whose weights are not normalized.
+Unlike BERT, queries and keys are rotated and no positions are added. Nomic Embed uses SwiGLU; with experts, every other
+layer has experts without a gate, whose weights are not normalized.
 """
 
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize

@@ -151,9 +151,9 @@ def delta_net(
 
 
 def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
-    """Compute the heads' write strengths and decays, by one matrix each, or one for both.
+    """Compute the heads' write strengths and decays, by one matrix each or one for both.
 
-    In turn for the heads that share keys.
+    A fused matrix alternates between strengths and decays for each group of heads that share keys.
     """
     if not (fused := w.get("ssm_ba", by_layer=True)):
         return [b.linear(x, w.ssm_beta), b.linear(x, w.ssm_alpha)]

@@ -1,7 +1,7 @@
 """The text part of Qwen3-VL (2025).
 
-As Qwen 3, but that positions may be those of an image, and that the first layers add to its rows what the encoder's
-earlier layers saw.
+It is computed as Qwen 3, except that positions may be those of an image, and that the first layers add outputs of the
+vision encoder's earlier layers to their rows (DeepStack).
 """
 
 from dataclasses import replace

@@ -135,9 +135,9 @@ def half(
 
 
 def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
-    """Compute the mean of the normalized streams, each number by a gate that all of them together say.
+    """Return the gated mean of the normalized streams, and these streams.
 
-    And these streams.
+    The gate of each number is computed from all streams.
     """
     normed, width = each_normed(b, h, x, w.require(f"{name}_norm").flat()), h.width
     narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
@@ -160,9 +160,8 @@ def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation
 def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
     """Select the keys that tokens see, None for all of them.
 
-    Keys of the selected blocks, and those after the last whole block.
-
-    A block's key turns as its first token does.
+    These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated as its
+    first token is.
     """
     dim, of_queries = h.blocks.dim, h.blocks.heads * h.blocks.dim
     q_proj, k_proj = (w.require(f"indexer.{k}_proj").shaped(n, h.width) for k, n in (("q", of_queries), ("k", dim)))

@@ -1,7 +1,8 @@
 """RWKV 6 "Finch" (Peng et al. 2024, arXiv 2404.05892), and QRWKV 6 (Recursal 2024), with the network of Qwen 2.5.
 
-How far a token is mixed with the one before it follows from both. In QRWKV 6 heads share keys and values, keys are
-the weaker the slower their rows fade, and what a token writes it reads as the others' (Yang et al. 2023).
+How much of the previous token is mixed into a token depends on both tokens. In QRWKV 6 heads share keys and values,
+keys are weaker the more slowly their rows decay, and a token reads what it writes itself like what earlier ones wrote
+(Yang et al. 2023).
 """
 
 from localllm.arch.layer_state import Recurrent

@@ -26,7 +26,7 @@ LEAST_LIMIT = 0.3  # below, it would cut what SiLU makes of negative numbers
 class Step35(LocallyRotated):
     """The hyperparameters with, by layer, the limits of gates and inputs, 0 for none.
 
-    Of experts, and elsewhere.
+    expert_limits: of experts. limits: of the other feed-forward networks.
     """
 
     expert_limits: tuple[float, ...]

@@ -1,10 +1,11 @@
-"""T5, Flan-T5, mT5 and UMT5 (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, 2210.11416; 2010.11934).
+"""T5, Flan-T5, mT5 and UMT5, and their encoders alone (Sentence-T5).
 
-Their encoders alone, too (Sentence-T5, 2108.08877).
+T5: Raffel et al. 2020, arXiv 1910.10683; Flan-T5: Chung et al. 2022, 2210.11416; mT5: 2010.11934; Sentence-T5:
+2108.08877.
 
-Unlike llama: an encoder, whose tokens see later ones, too, reads the text, and a decoder writes the answer, whose
-layers see what the encoder has made of the text, too; there is no RoPE, scores get biases by distance, which the
-first layer has for all, and are not scaled; a ReLU, or GELU with a gate.
+Unlike llama: an encoder, whose tokens see later ones, too, reads the text, and a decoder, whose layers also attend to
+the encoder's output, writes the answer. There is no RoPE. Scores get biases by distance, which the first layer has for
+all, and are not scaled. The activation is ReLU, or GELU with a gate.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ class T5(Hyperparameters):
     def states(self) -> Sequence[Paged]:
         """Return the KV states of the layers.
 
-        Of each layer of the encoder or the decoder, whose tokens have positions of their own; after them, of the
-        encoder's output, for each layer of the decoder.
+        First come those of each layer of the encoder or the decoder, whose tokens have positions of their own; then,
+        for each layer of the decoder, those of the encoder's output.
         """
         count = max(self.layers, self.decoder_layers) + self.decoder_layers
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]

@@ -59,11 +59,9 @@ def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
 
 
 def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
-    """Order the rows of the tiles of an image of that size, float32 [rows, width] each.
+    """Order the rows of an image's tiles, float32 [rows, width] each, as the language model reads them.
 
-    As the language model reads them.
-
-    newline: float32 [width], the embedding after a line.
+    size: of the image.  newline: float32 [width], the embedding after a line.
     """
     if not how.is_unpadded:
         return np.concatenate(rows)
@@ -77,10 +75,7 @@ def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, new
 
 
 def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
-    """Return rows of patches [lines, columns, width] of which some are of the bars.
-
-    Of an image of that size.
-    """
+    """Return the rows of patches [lines, columns, width] without those of the bars around an image of that size."""
     lines, columns = grid.shape[:2]
     if size[0] / size[1] > columns / lines:
         bar = (lines - int(round(size[1] * (columns / size[0]), 7))) // 2

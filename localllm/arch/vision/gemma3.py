@@ -40,9 +40,9 @@ def prepare(h: Vision, picture: Picture) -> Prepared:
 
 
 def panned(h: Vision, picture: Picture) -> Prepared:
-    """Prepare a picture with pan-and-scan: its square, and one of each crop, with words around.
+    """Prepare a picture with pan-and-scan: its square and one of each crop, with words around.
 
-    Only the square of one that is not long enough.
+    A picture that is not long enough to be cropped has only its square.
     """
     boxes = crops(picture.size)
     if not boxes:

@@ -111,14 +111,14 @@ class Vision:
     def axes(self, picture: Picture) -> np.ndarray | None:
         """Return the positions of a picture's rows, int64 [rows, 3]: time, height and width.
 
-        None: one after the other.
+        None means that they follow one another.
         """
         return None
 
     def turns(self, grid: tuple[int, int]) -> np.ndarray | None:
         """Return the rotary positions of an encoder's rows, int64 [rows, 3]: time, height and width.
 
-        None: they do not turn.
+        None means that they are not rotated.
         """
         return None
 

@@ -85,7 +85,7 @@ def is_large(h: Lfm2Vision, size: Size) -> bool:
 def grid_for(size: Size) -> Size:
     """Return the columns and rows of tiles whose shape is nearest to the image's.
 
-    Of equal ones the one with the most tiles of which the image would fill half.
+    If several are equally near, choose the one with the most tiles of which the image would fill half.
     """
     shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
     sides = range(1, MOST_TILES + 1)

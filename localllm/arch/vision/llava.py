@@ -50,10 +50,7 @@ class Llava(Vision):
 
 
 def with_whole(h: Vision, picture: Any) -> np.ndarray:
-    """Return the patches after a row of zeros for the class token.
-
-    float32 [1 + patches, pixels].
-    """
+    """Return the patches after a row of zeros for the class token: float32 [1 + patches, pixels]."""
     return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 
 
@@ -96,10 +93,7 @@ def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
 
 
 def positions(b: Builder, v: Weights) -> Weight:
-    """Return the table of positions; the class token's embedding is added to its first row.
-
-    That has no pixels.
-    """
+    """Return the table of positions; its first row includes the embedding of the class token, which has no pixels."""
     table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
     b.ignore(table, whole)
     if len(table.shape) != 2:

@@ -47,7 +47,7 @@ class Qwen2Vision(AnySize):
     def places(self, grid: tuple[int, int]) -> np.ndarray:
         """Return row and column of each patch, int64 [patches, 2], window by window.
 
-        Within a window, patches that become one row of the language model are adjacent.
+        Inside a window, patches that become one row of the language model are adjacent.
         """
         y, x = np.indices(grid).reshape(2, -1)
         side = WINDOW // self.patch // self.merge * self.merge if self.pattern else max(grid)

@@ -1,7 +1,7 @@
 """Qwen3-VL (Bai et al. 2025, arXiv 2511.21631) and the vision encoder of Qwen 3.5.
 
-As Qwen2-VL, but with a table of positions, too, for a square picture, between whose rows those of others are; and with
-rows for the first layers of the language model, of what earlier layers of the encoder see (DeepStack).
+Unlike Qwen2-VL, it also has a table of positions for a square picture, which is interpolated for others, and it gives
+the first layers of the language model rows from earlier layers of the encoder (DeepStack).
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""Images that are cut into tiles: chooses one of the sizes that an encoder allows, and its tiles.
+"""Choose one of the sizes that an encoder allows for an image, and cut the image into tiles.
 
-As llama.cpp does it, in float32.
+Sizes are computed in float32, as in llama.cpp.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 def most_used(size: Size, allowed: Sequence[Size]) -> Size:
     """Choose the size into which most of an image's pixels go, if it keeps its shape.
 
-    Of equal ones the one that is least empty.
+    If several hold equally many, choose the one with the least empty space.
     """
 
     def rank(candidate: Size) -> tuple[int, int]:

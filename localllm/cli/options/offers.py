@@ -17,7 +17,7 @@ def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
 def offer_models(incomplete: str) -> Words:
     """Offer the names of models on the disk and the user's aliases, with their targets.
 
-    Without those that have a colon, where bash begins a new word.
+    Names with a colon are left out, since bash begins a new word at it.
     """
     from localllm.files.settings import load_settings
     from localllm.services.catalogue import models_on_disk

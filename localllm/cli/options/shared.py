@@ -204,7 +204,7 @@ class Rope:
     def scaling(self) -> "RopeScaling | None":
         """Return them as the engine takes them, None if none was given. Raises UsageError.
 
-        As in llama.cpp, 0 means the model's own.
+        A value of 0 means the model's own, as in llama.cpp.
         """
         if not any(vars(self).values()):
             return None

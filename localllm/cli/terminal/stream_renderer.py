@@ -206,7 +206,7 @@ def joins(cluster: str, character: str) -> bool:
 class Markdown:
     """Rendered by rich, block by block: the last block is drawn again whenever there is more of it.
 
-    Of a block that is higher than the screen, what has left it stays as it is.
+    If a block is higher than the screen, lines that have scrolled off stay as they are.
     """
 
     def __init__(self) -> None:

@@ -56,8 +56,8 @@ class Program:
     def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
 
-        For a program that begins with external rows and selects none. Above PRECISE_TOKENS activations keep 8 bits.
-        pages: as of `read`; windows: as of Header.fill_windows. Raises as `run`.
+        This is for a program that begins with external rows and selects none. Above PRECISE_TOKENS activations keep 8
+        bits. pages: as of `read`; windows: as of Header.fill_windows. Raises as `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)

@@ -91,9 +91,9 @@ class Threads:
         self._team.run(self._team.job.ctypes.data, 0, 0, 0)
 
     def run_steps(self, first: int, end: int) -> None:
-        """Limit a run to some whole stages, until it is called again.
+        """Run only these steps, which are whole stages; the limit holds until the next call.
 
-        For a single caller that runs the others later.
+        This is for a single caller that runs the others later.
         """
         self._team.choose(first, end)
         self.run()

@@ -1,6 +1,6 @@
 """The state of lowering: steps, activation buffers, row counts, and the interface of targets.
 
-At the end, steps that write keys and values to the cache, with Hadamard rotations where the cache needs them.
+It ends with the steps that write keys and values to the cache, with Hadamard rotations where the cache needs them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Every verb in plain NumPy, executed immediately: the oracle that the fast kernels are tested against.
 
-What verbs mean is written in localllm.arch.verbs. Activations are float32 [tokens, columns].
+The verbs are specified in localllm.arch.verbs. Activations are float32 [tokens, columns].
 """
 
 from collections.abc import Sequence

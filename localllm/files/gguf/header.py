@@ -382,7 +382,7 @@ class HeaderReader:
 def decode_utf8(text: bytes) -> str:
     r"""Decode UTF-8; a stray byte becomes \xNN.
 
-    So one bad token does not make a model unreadable, stays distinct from other bad tokens, and the result can be
+    Thus one bad token does not make a model unreadable, stays distinct from other bad tokens, and the result can be
     printed and encoded like any other text.
     """
     return text.decode(errors="backslashreplace")

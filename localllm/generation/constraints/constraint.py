@@ -273,7 +273,7 @@ class Matcher:
     def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         """Compute the mask of a thought before the answer, bool [vocab]: all tokens but those that end everything.
 
-        Where a mark is not a token of its own, tokens are left out that could have its end and something else.
+        If a mark is not a single token, tokens that could contain its end and more are excluded.
         """
         if self._unfinished is None:
             self._unfinished = np.arange(self._vocab) < self._tokenizer.vocab_size

@@ -1,6 +1,6 @@
-"""The candidates for the next token and their logits: what every step of sampling takes and gives.
+"""The candidates for the next token and their logits: the input and output of every sampling step.
 
-Besides, the tokens of a text so far, as far as steps look back.
+They also hold the text's previous tokens, as many as the steps look back.
 """
 
 import copy

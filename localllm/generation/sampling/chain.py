@@ -171,9 +171,9 @@ STEPS: dict[str, SamplerStep] = {
 def chain(options: Any) -> list[str]:
     """Return the names of the steps that have an effect with these options, in their order.
 
-    As in llama.cpp, with mirostat there is nothing else but the temperature; and adaptive_p, wherever it is named,
-    comes last, because it learns from what is drawn. What a temperature of 0 leaves is known without the steps before
-    it that keep the most likely token, and after it.
+    As in llama.cpp, mirostat leaves only the temperature in the chain; and adaptive_p, wherever it is named, comes
+    last, because it learns from what is drawn. The result of a temperature of 0 is known without the steps before it
+    that keep the most likely token, and without those after it.
     """
     if options.mirostat:
         names = [name for name in ("temperature", "mirostat") if STEPS[name].is_on(options)]

@@ -70,11 +70,11 @@ def dry(
 ) -> Candidates:
     """Make tokens less likely that would continue with a sequence the text has had already: "don't repeat yourself".
 
-    By p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. Where the last n tokens, all since a
-    breaker, stand among the recent ones int64 [m] as well, the token after them loses multiplier * base ** (n -
+    Source: p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens, all since a
+    breaker, also occur earlier among the recent ones int64 [m], the token after them loses multiplier * base ** (n -
     allowed_length), with the largest n of at least allowed_length. A token that contains a breaker is not penalized.
 
-    Unlike llama.cpp's, breakers are found in the text, and not by the tokens that they are usually cut into.
+    Unlike in llama.cpp, breakers are found in the text, and not by the tokens that they are usually cut into.
     """
     limit = min(breakers.since, len(recent))
     if len(recent) <= allowed_length or limit < allowed_length:
@@ -223,7 +223,7 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
     Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to fall by Zipf's law, whose exponent is estimated;
     vocab: number of tokens.
 
-    Where a power is out of float32's range, or not a number, llama.cpp has another k.
+    llama.cpp has another k if a power is out of float32's range or not a number.
     """
     first = top_k(candidates, ZIPF_TOKENS)
     logits = first.logits[np.isfinite(first.logits)].astype(np.float64)

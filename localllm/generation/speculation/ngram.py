@@ -100,7 +100,7 @@ class NGrams:
 class Copies:
     """Drafts the continuation of an edited copy after a change.
 
-    Where the answer leaves the original, it may have replaced a token, and continues with the next but one; or it has
+    Once the answer leaves the original, it may have replaced a token, and continues with the next but one; or it has
     inserted or left out text, which shows when it returns to a token of the original.
     """
 

@@ -1,7 +1,7 @@
 """Token sequences of earlier texts, of this process and earlier ones, as a source of drafts.
 
-So a text that is edited today is guessed from what it was yesterday. Texts are kept in order, and repeated passages
-only once; of what is too much the oldest goes.
+An edited text is thus drafted from its earlier version, even from another day. Texts are kept in order, and repeated
+passages only once; when there are too many, the oldest are dropped.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class TokenCorpus:
     def find(self, ending: Sequence[int]) -> CorpusMatch:
         """Find where the last SURE tokens of a text occurred before: the longest match.
 
-        Of equal ones, that with the token that followed most often, and of those the latest.
+        If several are equally long, choose the one whose next token followed most often, and the latest of those.
         """
         if len(ending) < GRAM:
             return CorpusMatch(0, 0)

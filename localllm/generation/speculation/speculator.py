@@ -1,6 +1,6 @@
-"""Speculative decoding of several answers in one step: of an only answer, or of few in a batch.
+"""Speculative decoding for few answers in one step: a single one, or those of a small batch.
 
-With few, a step's arithmetic has room left; with more, rejected drafts would slow down the others.
+A step for few answers has computing power to spare; in larger batches rejected drafts would slow down the others.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ class Speculator:
     def listen(self, answering: Completion, others: int = 0) -> None:
         """Let the draft head read an answer's tokens from now on, if that may pay with so many other answers.
 
-        That layer is the model's own, or a head's in another file. Raises UsageError for a single answer that requests
-        "mtp" where there is no such layer.
+        The head is a layer of the model, or comes from another file. Raises UsageError for a single answer that
+        requests "mtp" where there is no such layer.
         """
         sequence, speculate = answering.sequence, answering.options.speculate
         if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:

@@ -1,7 +1,7 @@
 """The grammar of answers with tool calls, and the special tokens that its parser has to see.
 
-Until a call begins an answer is free. From the format's trigger on every token is under a grammar: the names of the
-tools, each followed by arguments that match its schema. So a call cannot be malformed, and may only be cut.
+An answer is free until a call begins. After the format's trigger every token must follow a grammar: the names of the
+tools, each followed by arguments that match its schema. So a call cannot be malformed, only cut off.
 """
 
 import json

@@ -66,7 +66,7 @@ def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.T
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     """Optimize a kernel's whole module.
 
-    With internal linkage already, more would be inlined: twice the code.
+    If functions had internal linkage already, more would be inlined: twice the code.
     """
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
@@ -82,10 +82,7 @@ def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
-    """Raise an error for a kernel that needs Python or Numba at run time (an exception, an array).
-
-    That is a mistake in its source.
-    """
+    """Raise an error for a kernel whose source needs Python or Numba at run time (an exception, an array)."""
     needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
     if needed:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")

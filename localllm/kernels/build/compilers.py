@@ -63,7 +63,7 @@ class Compiler:
     def _failure(self) -> LocalllmError:
         """Return why the process ended: the last line that it wrote.
 
-        LLVM has many words for want of memory.
+        If memory is short, its message varies, so the error is MemoryLimitError whatever LLVM says.
         """
         code = self.process.wait()
         self._listener.join()

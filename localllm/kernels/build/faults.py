@@ -35,9 +35,9 @@ _kept: list[MachineCode] = []  # the handler lives as long as the process
 
 
 def end_on_bus_error(path: str) -> None:
-    """End the process with a message when a page of the file `path` cannot be read: it was changed.
+    """End the process with a message when a page of the file `path` cannot be read because it was changed.
 
-    For programs, not libraries.
+    This is for programs, not for libraries.
     """
     line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]

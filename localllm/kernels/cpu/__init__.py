@@ -32,7 +32,7 @@ class AsWords(NamedTuple):
 def halves(of: Lane) -> dict[str, AsWords]:
     """Return the kernels by float format that make 16-bit words of activations, for large batches.
 
-    Only where the lane has instructions that multiply such words.
+    There are none unless the lane has instructions that multiply such words.
     """
     words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
@@ -148,9 +148,9 @@ MODULES = {
 
 
 def kernel(name: str):
-    """Return the kernel of that name; a format follows after a hyphen.
+    """Return the kernel of that name; a format follows after a hyphen, as in embed-Q8_0.
 
-    As in embed-Q8_0; of attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0.
+    Attention has the format of keys, and that of values if it differs, as in attend-Q8_0-Q4_0.
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")

@@ -1,6 +1,4 @@
-"""The one signature of CPU kernels.
-
-Void kernel(int64 arguments, int64 part, int64 parts, int64 thread).
+"""The one signature of CPU kernels: `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`.
 
 `arguments` is the address of an int64 array that localllm.kernels.arguments declares; the kernel does part `part` of
 `parts` of its step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing:

@@ -129,10 +129,7 @@ def walk(job, run, thread):
 
 @device
 def sleep(job, seen):
-    """Sleep, without using the processor, until the run's number is no longer `seen`.
-
-    Or the threads shall end.
-    """
+    """Sleep, without using the processor, until the run's number is no longer `seen` or the threads have to end."""
     call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
     atomic_add(at(job, JOB.sleepers), 1)
     while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:

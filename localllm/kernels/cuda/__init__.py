@@ -230,10 +230,7 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
 
 
 def at_a_time(tokens: int) -> int:
-    """Return for how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it.
-
-    1, 2, 4 or 8.
-    """
+    """Return how many tokens at a time a product's kernel is made for, the 4 in linear_planes-4-Q4_K: 1, 2, 4 or 8."""
     return min(1 << (tokens - 1).bit_length(), 8)
 
 

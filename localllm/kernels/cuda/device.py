@@ -111,10 +111,7 @@ if SIMULATED:
         (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
     def bits(word, shift, mask):
-        """Return the int32 shifted right by `shift` places, zeros coming in, or left by -shift.
-
-        Of that what the mask has.
-        """
+        """Return the int32 shifted right by `shift` places, zeros coming in, or left by -shift, and masked."""
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
@@ -189,9 +186,9 @@ else:
     GLOBAL = 1  # address space
 
     def make_shared_memory_internal(module):
-        """Give shared memory internal linkage: a function that others call is linked once by each.
+        """Give shared memory internal linkage: each function that calls another is linked with a copy of it.
 
-        Its memory would be defined several times.
+        Otherwise the memory would be defined several times.
         """
         for name, variable in module.globals.items():
             if name.startswith("_cudapy_smem"):

@@ -29,11 +29,9 @@ if SIMULATED:
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
 
     def make_multiply(tiles, steps, stride, depth):
-        """Return a word (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`.
+        """Return a function (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`.
 
-        Where this lane begins at `at`.
-
-        depth: 16, or 8 for cards of compute capability 7.5.
+        at: where this lane begins there.  depth: 16, or 8 for cards of compute capability 7.5.
         """
         places = [
             tile * 8 * stride + step * 8 + 4 * r for tile in range(tiles) for step in range(steps) for r in (0, 1)

@@ -16,11 +16,10 @@ from localllm.kernels.cuda.device import SIMULATED
 if SIMULATED:
 
     def unrolled(count, function, result="float32"):
-        """Return a word that calls function(i, *arguments) for each i below `count`.
+        """Return a function that calls function(i, *arguments) for each i below `count`, and returns a tuple.
 
-        A tuple of results of that type.
-
-        Of arguments that are tuples of `count` numbers it gets number i, others as they are.
+        If an argument is a tuple of `count` numbers, the call gets its number i; others are passed as they are. result:
+        type of the numbers in the returned tuple.
         """
 
         def word(*arguments):

@@ -61,10 +61,7 @@ def eight_signs(code):
 
 @device
 def store_signed(magnitudes, code, scale, signs, out):
-    """Write scale * row `code` of the grid `magnitudes`, negated where `signs` has its bit set.
-
-    Lowest bit first.
-    """
+    """Write scale * row `code` of the grid `magnitudes`, negated where the bit of `signs` is set, the lowest first."""
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
         store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
@@ -164,7 +161,7 @@ def signs_of_words(words):
 def scales_of_words(words, d):
     """Compute d * (scale + 1/2), with the scales in the topmost nibbles of eight words.
 
-    As the high half of a byte, a scale has 16 times its value.
+    Read as the high half of a byte, a scale has 16 times its value.
     """
     return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
 

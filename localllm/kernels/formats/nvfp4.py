@@ -1,7 +1,4 @@
-"""NVFP4: floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale.
-
-64 weights to a block.
-"""
+"""NVFP4: blocks of 64 floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale."""
 
 from llvmlite import ir
 from numba import types

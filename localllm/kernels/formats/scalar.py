@@ -1,8 +1,6 @@
-"""Decode a block's bytes to its float32 weights.
+"""Functions `unpack(block, out)` that decode a block's bytes to its float32 weights, made from a format's layout.
 
-For each format a function `unpack(block, out)`, made from its layout.
-
-It reads the bytes at address `block` and writes the weights, in order, to address `out`. Both are int64 and may have
+They read the bytes at address `block` and write the weights, in order, to address `out`. Both are int64 and may have
 any alignment; nothing is checked. This is the generic path: right for every format, and quick enough for embeddings and
 for rows that the other kernels do not take. The functions use no array, no exception and nothing else of Numba's
 runtime, so their machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
@@ -50,7 +48,7 @@ def make_unpack(layout: Layout, count: int) -> Callable:
 def make_number(fields: Fields, signed: bool = False) -> Callable:
     """Make a function (block, first, i): number first + i, an int64, of fields.
 
-    First is a multiple of STEP, i less.
+    first is a multiple of STEP, i is less than STEP.
     """
     if len(fields) == 2:
         low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits

@@ -1,6 +1,6 @@
 """Q2_K and Q3_K in the order of their bytes, a lane of four bytes for each sub-block.
 
-See row_sub_blocks.py.
+See gemv_k_sub_blocks.py.
 
 Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane
 8 * part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of

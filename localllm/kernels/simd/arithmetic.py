@@ -140,7 +140,7 @@ def sqrt_f32x16(builder, x):
 def larger_size(builder, x, y):
     """Return the larger of two floats without sign in each lane; NaN if one is.
 
-    As integers, NaN comes after infinity.
+    They are compared as integers, of which NaN is larger than infinity.
     """
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
@@ -167,7 +167,8 @@ def keep_below_f32x16(builder, x, limit):
 def round_f32x16(builder, x):
     """Round to the nearest integer, ties to even; for numbers up to 2 ** 22.
 
-    Without an instruction for it: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23 rounds.
+    This needs no instruction for rounding: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23
+    rounds.
     """
     if this_lane().has_instructions("sse4.1"):
         return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])

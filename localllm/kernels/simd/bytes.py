@@ -152,11 +152,9 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 
 
 def make_gather_powers(stride, bias):
-    """Return an intrinsic address -> f32x8.
+    """Return an intrinsic address -> f32x8: 2 ** (byte - bias) for the bytes at address, address + stride, ...
 
-    2 ** (byte - bias) for the bytes at address, address + stride, ...
-
-    Of two factors, since 2 ** -128 has no exponent of its own.
+    Each is a product of two factors, since 2 ** -128 has no exponent of its own.
     """
 
     def gather(builder, address):
@@ -188,10 +186,7 @@ four_times_f32x2 = make_shuffle(f32x8, f32x2, [0, 1] * 4)
 
 
 def make_quads(*order):
-    """Return an intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices.
-
-    Those of y are 8 to 15.
-    """
+    """Return an intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices; those of y are 8 to 15."""
 
     def permute(builder, x, y):
         quads = ir.VectorType(I64, 8)
@@ -284,10 +279,7 @@ u8x64_of_quads, u8x64_of_words = u8x64_of(types.int64, I64), u8x64_of(types.int3
 
 
 def make_flags(value):
-    """Return an intrinsic that turns the 64 bits of an integer into 64 bytes.
-
-    `value` where the bit is set, else 0.
-    """
+    """Return an intrinsic that turns the 64 bits of an integer into 64 bytes: `value` where the bit is set, else 0."""
 
     def flags(builder, bits):
         zero, values = (ir.Constant(u8x64.llvm, [number] * 64) for number in (0, value))

@@ -56,7 +56,7 @@ def dot_bytes(builder, accumulator, unsigned, signed):
 def dots_in_words(builder, accumulator, pairs, largest):
     """Compute several dot products at once, of unsigned bytes up to `largest` and signed ones.
 
-    Where words of 16 bits hold the sums of all pairs of bytes, they are added before they become 32.
+    If words of 16 bits can hold the sums of all pairs of bytes, they are added before they become 32.
     """
     dot = dot_variant(largest)
     if dot is not dot_bytes or 2 * 128 * largest * len(pairs) > 0x7FFF:
@@ -155,10 +155,7 @@ def dot_variant(largest=255):
 
 
 def splits_dot():
-    """Return whether a dot product comes in two parts, of which one would do for signed bytes.
-
-    Or unsigned ones below 128.
-    """
+    """Return whether a dot product comes in two parts, one of which suffices for signed bytes or unsigned below 128."""
     return dot_variant() in (dot_bytes, dot_neon_unsigned)
 
 
@@ -168,7 +165,7 @@ def wants_signed_codes():
 
 
 def signed_dot_variant():
-    """Return the emitter of the dot product of signed bytes, those of the second above -128.
+    """Return the emitter of the dot product of signed bytes, the second operand's above -128.
 
     None if it is not worth using.
     """
@@ -180,6 +177,6 @@ def signed_dot_variant():
 def make_dot(largest):
     """Return an intrinsic (accumulator, x, y) that adds 4 products of bytes to each lane.
 
-    X up to `largest`, y signed.
+    x is unsigned and at most `largest`, y is signed.
     """
     return operation(i32x16, i32x16, u8x64, u8x64)(dot_variant(largest))

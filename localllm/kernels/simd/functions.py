@@ -30,7 +30,7 @@ def clamp_f32x16(x, low, high):
 def exp_f32x16(x):
     """Compute e ** x within 2 units in the last place for x from -87 to 88.
 
-    0 below -87.7, infinity above 88.4, NaN for NaN.
+    It gives 0 below -87.7, infinity above 88.4, NaN for NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
@@ -53,7 +53,7 @@ def exp_f32x16(x):
 def exp2_f32x16(x):
     """Compute 2 ** x to a relative error of 2e-7 for x from -126 to 127.5.
 
-    0 below -126.5, infinity above, NaN for NaN.
+    It gives 0 below -126.5, infinity above, NaN for NaN.
 
     x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
     """
@@ -120,7 +120,7 @@ def sigmoid_f32x16(x):
 def softplus_f32x16(x):
     """Compute log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|.
 
-    Wrong by 2e-7 of it at most. NaN for infinity.
+    Its relative error is at most 2e-7; the result for infinity is NaN.
 
     log(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series to s ** 15 / 15.
     """

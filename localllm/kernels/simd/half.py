@@ -1,6 +1,4 @@
-"""Floats of 16 bits to those of 32 and back, as LLVM instructions.
-
-For a scalar, or for each lane of a vector.
+"""Floats of 16 bits to those of 32 and back, as LLVM instructions: for a scalar, or for each lane of a vector.
 
 The 16 bits go in and out as integers. For float16 most CPUs have instructions; for the others LLVM would call functions
 that are not there when kernels are loaded.

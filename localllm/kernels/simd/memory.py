@@ -132,10 +132,7 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Prefetch the cache line at an address, which may be invalid.
-
-    Into all caches, or slower ones.
-    """
+    """Prefetch the cache line at an address, which may be invalid, into all caches or only slower ones."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 

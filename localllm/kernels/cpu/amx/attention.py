@@ -1,11 +1,9 @@
-"""The two products of attention for many rows in BF16 tiles, see attention.py.
+"""The two products of attention for many rows in BF16 tiles, see cpu/attention/many.py.
 
-All numbers in two planes.
-
-Scores stand in an exponent, where the error of one plane would be too large: with scores of 10, weights would be wrong
-by a percent. Queries and weights are left operands; keys and values, right ones, are packed once for the rows of a
-unit: keys are turned around, values only go in pairs of tokens. Rows go by 32, keys by 32, dimensions by 32: what is
-computed beyond those that there are is not used.
+All numbers are in two planes. Scores become exponents, for which the error of one plane would be too large: with scores
+of 10, weights would be wrong by a percent. Queries and weights are left operands. Keys and values, the right ones, are
+packed once for the rows of a unit: keys are transposed, values only grouped in pairs of tokens. Rows, keys and
+dimensions are processed by 32 each; what is computed beyond their ends is not used.
 """
 
 from localllm.kernels.arguments import ATTEND
@@ -41,10 +39,7 @@ store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled, as left operands.
-
-    [rows / 16][plane][dimensions / 32][16 rows][32].
-    """
+    """Load the unit's rows of q, scaled, as left operands: [rows / 16][plane][dimensions / 32][16 rows][32]."""
     head_dim, scale = argument(a, ATTEND.key_dim), splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
@@ -57,9 +52,9 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 
 def make_pack_keys(load):
-    """Make a function that makes right operands of keys.
+    """Make a function that packs keys as right operands.
 
-    [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2].
+    Layout: [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2].
     """
 
     @device
@@ -81,7 +76,7 @@ def make_pack_keys(load):
 def make_pack_values(load):
     """Make a function that packs values, which are multiplied with the weights of 64 keys.
 
-    [dimensions / 16][plane][2][16 pairs of keys][16][2].
+    Layout: [dimensions / 16][plane][2][16 pairs of keys][16][2].
     """
 
     @device

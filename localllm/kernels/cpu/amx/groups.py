@@ -44,10 +44,7 @@ def sixteen(builder, codes, run, octet):
 
 
 def store_runs(builder, octets, place, low):
-    """Store two runs, four vectors of eight numbers each, to their rows.
-
-    The low plane, too, if wanted.
-    """
+    """Store two runs, four vectors of eight numbers each, to their rows, also in the low plane if `low`."""
     pairs = [narrow_pair(builder, *octets[i : i + 2]) for i in (0, 2)]
     parts = [(pairs, place)]
     if low:

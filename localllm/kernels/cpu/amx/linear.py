@@ -148,9 +148,9 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """Make a function that multiplies some slabs' rows, from `row` on, with TILE_TOKENS tokens at most.
+    """Make a function that multiplies the rows of some slabs, from `row` on, with at most TILE_TOKENS tokens.
 
-    From `first`.
+    Its argument `first` is the first of these tokens.
     """
     unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
 

@@ -249,10 +249,7 @@ def left_over(builder, pair, x, y):
 
 
 def make_store_pair(has_low, order):
-    """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16.
-
-    In this order.
-    """
+    """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, in this order."""
 
     @operation(None, int64, int64, f32x16, f32x16)
     def store_pair(builder, address, low, x, y):

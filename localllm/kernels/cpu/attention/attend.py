@@ -120,7 +120,7 @@ def sees_none(a, token, kv_head):
 def start_with_sinks(a, first, rows, group, kv_head, states):
     """Reset the sums to the heads' sinks, whose values are zeros.
 
-    Not a number where scores for a choice were none.
+    A token for which no key was selected gets NaN.
     """
     for r in range(rows):
         sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
@@ -258,7 +258,7 @@ def make_unit(load_key, load_value, many):
     def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim):
         """Attend with rows `first` to first + rows to the keys at positions begin to end.
 
-        Of a split range, part `split`.
+        split: number of the part, if the range of keys is split.
         """
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)

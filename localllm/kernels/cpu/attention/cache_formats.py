@@ -159,9 +159,9 @@ def clamped(codes, top):
 
 
 def make_symmetric(block_bytes, centre, store_codes):
-    """Return Q4_0's or Q5_0's way to store; the number of the largest size becomes code 0.
+    """Return the function that stores Q4_0 or Q5_0; the number of the largest size becomes code 0.
 
-    So the scale has the other sign: there are codes down to -centre.
+    The scale then has the other sign, because codes go down to -centre.
     """
     centre, top = float32(centre), float32(2 * centre - 1)
 
@@ -220,9 +220,9 @@ def load_iq4_nl(head, d):
 
 @device
 def store_iq4_nl(head, x, head_dim):
-    """Store IQ4_NL; the number of the largest size is near -127, the scale that of least squares, as GGML's.
+    """Store IQ4_NL as GGML does: the number of the largest size is near -127, the scale by least squares.
 
-    Squares are weighted by squares of numbers.
+    The squares are weighted by the squares of the numbers.
     """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18

@@ -15,10 +15,7 @@ def place_of(a, token):
 
 
 def make_pass(work):
-    """Make a kernel that goes over all tokens and heads.
-
-    Work(address in the cache, address in x, head dimension).
-    """
+    """Make a kernel that calls work(address in the cache, address in x, head dimension) for all tokens and heads."""
 
     @kernel
     def go(a, part, parts, thread):

@@ -1,6 +1,4 @@
-"""The two products of attention for many rows, scores = q k^T and output += weights v.
-
-By register tiles in float32.
+"""The two products of attention for many rows, scores = q k^T and output += weights v, by float32 register tiles.
 
 A block of keys is converted and transposed, a block of values converted, for all the rows of a unit. Tiles run along
 the keys for the scores, along the head dimension for the output. Arrays of rows are padded to whole tiles; the padding

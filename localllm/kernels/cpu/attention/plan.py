@@ -63,7 +63,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 def rows_at_once(count, group):
     """Return the most rows of a unit at once.
 
-    For few tokens, whole tokens, so that each uses the kernel that it would use alone.
+    If there are few tokens it is whole tokens, so that each uses the kernel that it would use alone.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS
@@ -72,10 +72,7 @@ def rows_at_once(count, group):
 
 @device
 def add_sequence(a, sequence, unit, splits, span):
-    """Return the units of one sequence, whose context is cut in parts of `span` keys.
-
-    Returns where the next ones go.
-    """
+    """Add the units of one sequence, whose context is cut in parts of `span` keys; return where the next ones go."""
     first, count, length = (
         argument(sequence, SEQUENCE.first),
         argument(sequence, SEQUENCE.count),

@@ -98,9 +98,7 @@ def rescale(top, state, output, value_dim):
 
 @device
 def update_softmax(scores, keys, state, output, value_dim):
-    """Update one row with a block of `keys` scores, a multiple of 16.
-
-    They become weights, 0 for -infinity.
+    """Update one row with a block of `keys` scores, a multiple of 16, which become weights, 0 for -infinity.
 
     state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
     """

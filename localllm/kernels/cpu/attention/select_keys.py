@@ -39,10 +39,7 @@ def ordered(address):
 
 @device
 def least_chosen(scores, count, most, digits):
-    """Return the ordered number of the smallest score that is among the `most` largest.
-
-    And how many such are.
-    """
+    """Return the ordered number of the smallest of the `most` largest scores, and how many with it are selected."""
     found, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):

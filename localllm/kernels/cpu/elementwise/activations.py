@@ -77,7 +77,7 @@ def of_one(names, function, given=nothing):
 def of_two(names, first, second, function, given=nothing, is_shared=False):
     """Make an element-wise function of two arguments: y = function(x, z, given(a, token)).
 
-    Is_shared: one z for all rows.
+    is_shared: one z for all rows.
     """
 
     @kernel

@@ -1,7 +1,4 @@
-"""Sums over tokens.
-
-Squares by column, for importance matrices (localllm.quantizing.imatrix), and texts.
-"""
+"""Sums over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and texts."""
 
 from numba import float32
 

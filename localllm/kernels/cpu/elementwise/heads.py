@@ -65,10 +65,7 @@ def softmax(a, part, parts, thread):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide numbers `along` bytes apart by their sum and epsilon, in each line.
-
-    Lines are `across` apart.
-    """
+    """Divide numbers `along` bytes apart by their sum and epsilon, in lines that are `across` bytes apart."""
     for i in range(size):
         total = epsilon
         for j in range(size):

@@ -96,9 +96,9 @@ def word_products(words):
 
 
 def add_to_totals(sums, first, has_minimum):
-    """Emit totals + scale of the row * scale of the token * sum + what is to be added for its columns' sum.
+    """Emit totals + scale of the row * scale of the token * sum + the term for the sum of the token's columns.
 
-    That is minimum of the row * sum of the columns, or factor * scale of the row * sum of the columns.
+    That term is minimum of the row * sum of the columns, or factor * scale of the row * sum of the columns.
     """
     yield from (f"vmovups ({{s}}), {W0}", f"vmovups 32({{s}}), {W1}")
     if has_minimum:

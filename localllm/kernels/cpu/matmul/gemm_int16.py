@@ -1,7 +1,7 @@
 """A slab of a tile of rows with all tokens, in the weights' own codes.
 
-For few enough tokens that both planes of the activations are multiplied; where words are what the CPU multiplies, also
-for more, and for codes of few bits in the high plane alone.
+It is used for so few tokens that both planes of the activations are multiplied; on CPUs that multiply words also for
+more tokens, and for codes of few bits in the high plane alone.
 
 Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
 before they are transposed.
@@ -89,7 +89,7 @@ def make_unpack_tile(format):
 def make_sub_block(format, words, is_exact):
     """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals (or those at an address).
 
-    In units of the low plane; of the high one if it is not exact.
+    The unit is that of the low plane, or of the high one if it is not exact.
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)

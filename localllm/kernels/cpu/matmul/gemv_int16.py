@@ -1,8 +1,6 @@
-"""One or two rows times one to four tokens where words of 16 bits are multiplied, not bytes.
+"""One or two rows times one to four tokens on CPUs that multiply words of 16 bits, not bytes: AVX2 without VNNI.
 
-AVX2 without VNNI.
-
-There a dot product of bytes is two instructions, both planes of the activations need their own, and striped codes are
+On them a dot product of bytes is two instructions, both planes of the activations need their own, and striped codes are
 shuffled to their places first. Instead both planes become words, 256 * high + low, once in each part of a product, in
 the order of formats/words.py. Decode of a 1.2 B model on a Zen 4 whose AVX-512 is hidden: 22 tokens/s before and 31 now
 in Q4_K, 13 and 28 in Q6_K.
@@ -202,7 +200,7 @@ class Totals:
     def in_lanes(self, builder, scales):
         """Return scales where `scale_of` finds them: four units' in each half of a register.
 
-        To take a scale from the other half takes three of Zen 3's instructions instead of one.
+        Taking a scale from the other half costs three of Zen 3's instructions instead of one.
         """
         if self.reader.in_pairs:
             return [scales]
@@ -300,7 +298,7 @@ def make_one_in_words(format, rows):
 def make_few_in_words(format, rows):
     """Make a function (arguments, w, bytes to the next row, y, tokens, words) for any number of tokens.
 
-    Weights are unpacked once for four of them.
+    Weights are unpacked once for every four tokens.
     """
     four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
 

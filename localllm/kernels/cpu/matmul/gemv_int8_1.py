@@ -1,9 +1,7 @@
-"""A group of 256 columns of one or two rows times one token, in both planes.
+"""A group of 256 columns of one or two rows times one token, in both planes, for gemv_quantized.py.
 
-For rows_quantized.py.
-
-The lanes of the totals are sub-blocks. Row_steps.py, whose totals have two lanes for each run of 32 columns, would do,
-but decode of a 1.2 B model in Q4_K is 4 % slower with it.
+The lanes of the totals are sub-blocks. The totals of gemv_int8_pairs.py, with two lanes for each run of 32 columns,
+would do, too, but decode of a 1.2 B model in Q4_K is 4 % slower with it.
 """
 
 from llvmlite import ir
@@ -31,9 +29,9 @@ int64 = types.int64
 
 
 class OneToken:
-    """The totals of one token: for sub-blocks of 32, one vector with 8 lanes of each row.
+    """The totals of one token.
 
-    For 16, a vector of 16 lanes for each row.
+    For sub-blocks of 32 they are one vector with 8 lanes of each row; for 16, a vector of 16 lanes for each row.
     """
 
     def __init__(self, shape, rows):
@@ -72,8 +70,8 @@ class OneToken:
     def dots(self, builder, codes, high, low):
         """Compute dot products with the activations, 256 * high + low, of all rows, by half of the runs.
 
-        Where sums are few each plane has its own: one after the other, groups of Q4_K or Q4_0 in the second cache took
-        1.03 times as long, waiting for itself.
+        If there are few sums, each plane has its own: with both added one after the other, groups of Q4_K or Q4_0 in
+        the second-level cache took 1.03 times as long, waiting for the previous sum.
         """
         nothing = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
         upper = self.with_dots(builder, nothing, codes, high)

@@ -1,7 +1,4 @@
-"""A group of 256 columns of pairs of rows, as intrinsics on tuples of vectors.
-
-For rows_quantized.py.
-"""
+"""A group of 256 columns of pairs of rows, as intrinsics on tuples of vectors, for gemv_quantized.py."""
 
 from llvmlite import ir
 from numba import types
@@ -93,7 +90,7 @@ class RowTotals:
     def dots(self, builder, codes, high, low):
         """Compute dot products with the activations, 256 * high + low, in the lanes of the totals.
 
-        By half, then by pair.
+        The results are ordered by half, then by pair.
         """
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
@@ -152,7 +149,7 @@ class RowTotals:
     def by_run(self, builder, totals):
         """Return each pair of rows' totals by run.
 
-        For sub-blocks of 16, every fourth run and its halves are added.
+        With sub-blocks of 16, every fourth run and its halves are added.
         """
         if self.halves == 1:
             return totals
@@ -163,8 +160,8 @@ class RowTotals:
 def sums_by_row(builder, totals):
     """Compute the sum of 2 or 4 rows, in lanes.
 
-    totals: of pairs of rows, whose lanes take turns. Added as row_one.py does, so that a token gets the same among
-    others: neighbours first.
+    totals: of pairs of rows, whose lanes alternate. Neighbours are added first, as in gemv_int8_1.py, so that a token
+    gets the same result alone and among others.
     """
     size, rows = totals[0].type.count, 2 * len(totals)
     starts = range(0, size * len(totals), size)

@@ -1,12 +1,10 @@
-"""Two rows of Q2_K or Q3_K times one token, with a lane of four bytes for each sub-block.
-
-AVX-512 VNNI.
+"""Two rows of Q2_K or Q3_K times one token, with a lane of four bytes for each sub-block (AVX-512 VNNI).
 
 Striped codes have two lanes of every vector for a run of 32 columns: a sub-block of 16 is in both, and halves of runs
 have sums of their own, to be shuffled. Here a sub-block is one lane in all four vectors, so that sums come as scales
 are multiplied with them, and bytes only move among 16, as they lie in the file (formats/sub_blocks.py). For that each
-part of a product puts the activations in this order first. From the second cache, one core of a Zen 4 reads Q2_K at
-17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
+part of a product puts the activations in this order first. From the second-level cache, one core of a Zen 4 reads Q2_K
+at 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
 """
 
 from llvmlite import ir
@@ -45,10 +43,7 @@ def has_sub_blocks(name):
 
 
 def make_store(reader):
-    """Return an intrinsic that puts 256 activations in the order of a format.
-
-    Both planes, then scales and sums.
-    """
+    """Return an intrinsic that puts 256 activations in the order of a format: both planes, then scales and sums."""
     orders = []
     for v in range(4):
         quads = [((v + reader.turn * i) % 4, reader.runs[i] + 4 * part) for part, _, i in LANES]
@@ -130,7 +125,7 @@ class OneTokenBySubBlock:
         def finish(builder, totals, y):
             """Add up each row's sum to y [2], in the order of gemv_int8_1.py.
 
-            A token gets the same among others.
+            So a token gets the same result alone and among others.
             """
             sums, runs = elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):

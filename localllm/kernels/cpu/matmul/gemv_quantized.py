@@ -1,10 +1,8 @@
-"""The dot products of one to four rows of block-quantized weights with a few tokens.
-
-A decode step, and small batches.
+"""The dot products of one to four rows of block-quantized weights with a few tokens: decode and small batches.
 
 A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one, memory speed is the
-limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one:
-y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
+limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one: y =
+sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
 """
 
 from numba import types
@@ -100,7 +98,7 @@ def make_fetch(format, rows):
 def make_take(format, shape, read, rows, planes):
     """Make a function (w, bytes between rows, high, low, scales, sums, columns, tokens, scratch).
 
-    What all tokens get of a group or a chunk, which `read` finds.
+    It adds the products of a group or a chunk, which `read` unpacks, to the totals of all tokens.
     """
     steps, (codes, factors) = RowTotals(shape, rows, planes), read(format, rows)
     mix, spread, add, size = steps.make_mix(), steps.make_spread(), steps.make_add(), steps.size
@@ -119,7 +117,8 @@ def make_take(format, shape, read, rows, planes):
 def make_row(format, rows, planes):
     """Make a function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
 
-    For `rows` rows at a time; y is where the results of the first token go. Totals wait in the scratch memory.
+    It multiplies `rows` rows at a time; y is where the results of the first token go. Totals are kept in the scratch
+    memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)
@@ -154,7 +153,7 @@ def make_row(format, rows, planes):
 def make_one(format, rows):
     """Make a function (arguments of the kernel, address of a row, bytes to the next, y) for one token.
 
-    In both planes.
+    It uses both planes of the activations.
     """
     steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
     codes, factors = make_group(format, rows)

@@ -1,10 +1,8 @@
-"""Products of quantized weights are a kernel for each number of tokens.
-
-The kernel variants that compute a product.
+"""The kernel variants that multiply quantized weights, one for each range of token counts.
 
 Each variant is compiled separately, when it is needed: compiling all of them takes as long as all other kernels of a
-model together. The rule is here once, for the kernel that calls them and for Python, which sees that they are there.
-This module does not import Numba.
+model together. The rule is here once, for the kernel that calls them and for Python, which makes sure that they are
+there. This module does not import Numba.
 """
 
 from localllm.kernels.cpu import MOST_IN_WORDS, SUB_BLOCK
@@ -27,7 +25,7 @@ FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
     """Return up to how many tokens the decode kernels multiply rows of `columns` weights.
 
-    In this lane if no other is given.
+    of: the lane, by default this one.
     """
     lane = of or this_lane()
     if lane.has_avx2_only:

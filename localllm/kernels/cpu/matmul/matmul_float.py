@@ -1,11 +1,9 @@
-"""y = W x in float32, for float weights and, correct but untuned.
-
-For block formats without integer kernels.
+"""y = W x in float32, for float weights and, untuned, for block formats without integer kernels.
 
 One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
 float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
 column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights meet activations rounded
-to BF16, if the CPU multiplies those (error 3e-6, twice the speed), and F16 weights go by prefill_words.py.
+to BF16, if the CPU multiplies those (error 3e-6, twice the speed), and F16 weights go by gemm_f16_words.py.
 """
 
 from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
@@ -208,9 +206,9 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """Make a function that multiplies all tokens, whose arguments are x_at and stride_at, with some slabs of rows.
+    """Make a function that multiplies some slabs of rows with all tokens, whose arguments are x_at and stride_at.
 
-    Pairs: of BF16 at a time.
+    pairs: of BF16 at a time.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)

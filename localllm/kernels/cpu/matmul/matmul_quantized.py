@@ -1,9 +1,9 @@
 """y = W x for block-quantized weights and activations in two planes of int8 (see quantize.py).
 
-One token, and a few: each row of W is read once, in the file's layout (rows_quantized.py). More tokens (prefill): a
+One token, and a few: each row of W is read once, in the file's layout (gemv_quantized.py). More tokens (prefill): a
 tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic limits.
-Batches of up to `most tokens` use both planes of the activations, which is practically exact (prefill_precise.py);
-larger ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (prefill_fast.py).
+Batches of up to `most tokens` use both planes of the activations, which is practically exact (gemm_int16.py);
+larger ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (gemm_int8.py).
 One token always uses both. Each of these is a kernel (pieces.py).
 
 The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
@@ -151,7 +151,7 @@ def make_linear_precise(format_name):
 def make_linear_fast(format_name):
     """Make the kernel for more tokens, in the high plane.
 
-    In both, where that takes no longer: large codes on a CPU that multiplies words.
+    It uses both planes where that takes no longer: for large codes on a CPU that multiplies words.
     """
     format = load_group_format(format_name, small_codes=True)
     if HAS_AVX2_DOTS:

@@ -3,7 +3,7 @@
 32 share a scale, x = scale * (256 * high + low).
 
 Where there are more tokens than both planes are multiplied for, two neighbours share a scale that are much the same
-size: prefill_fast.py takes 5 % less time for them. The high plane's error is 3.5e-5 of a product's mean square then
+size: gemm_int8.py takes 5 % less time for them. The high plane's error is 3.5e-5 of a product's mean square then
 instead of 2.9e-5 (normally distributed numbers; where both share whatever their sizes are, the logits of a real model
 get half as much error again, and none so: the few columns of hers with large numbers keep their scale for themselves).
 
@@ -20,7 +20,7 @@ each 4 columns the even ones first.
 Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
 multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
 products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
-integers per 32 times what the bytes of weights in prefill_fast.py are too large by, negative.
+integers per 32 times what the bytes of weights in gemm_int8.py are too large by, negative.
 """
 
 from llvmlite import ir

@@ -89,10 +89,7 @@ def high_half(builder, x, y):
 
 
 def rescaled(builder, format, codes, factors, least):
-    """Return bytes [64] from codes, with factors and minimums for each pair of them.
-
-    Both bytes of a word at once.
-    """
+    """Return bytes [64] from codes, with factors and minimums for each pair of them, both bytes of a word at once."""
     shift = room(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, constant_like(value, shift))

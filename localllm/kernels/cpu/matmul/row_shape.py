@@ -33,9 +33,9 @@ class RowShape(NamedTuple):
         return 1 if self.offset is not None else 2
 
     def load(self, builder, address):
-        """Return a token's scales or sums, which are there for every 16 columns.
+        """Return a token's scales or sums, of which there is one for every 16 columns.
 
-        16 lanes, those of a chunk four times.
+        There are 16 lanes; those of a chunk are there four times.
         """
         if self.vectors == 4:
             return load_value(builder, address, f32x16.llvm)
@@ -45,7 +45,7 @@ class RowShape(NamedTuple):
     def from_offset(self, builder, sums):
         """Compute the contribution of the codes' offset, in units of the row's scales.
 
-        Sums themselves if there are minimums.
+        If the format has minimums, it is the sums themselves.
         """
         if self.offset is None:
             return sums

@@ -11,9 +11,7 @@ from localllm.kernels.simd import prefetch_l2
 
 
 def make_fetch_next(group_bytes, slab_columns=SLAB):
-    """Make a function (arguments of the kernel, (tile, column), token, tokens).
-
-    Asks for the share of these tokens.
+    """Make a function (arguments of the kernel, (tile, column), token, tokens) that prefetches these tokens' share.
 
     group_bytes: of 256 columns. The arguments may be those of LINEAR_FLOAT, which begin alike.
     """

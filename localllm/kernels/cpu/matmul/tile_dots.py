@@ -48,7 +48,7 @@ def make_code_dots(words, largest):
 
 
 def make_rescaled_dots(words):
-    """Compute the product with what rescale.py makes."""
+    """Compute the product with what requantize_tile.py makes."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())

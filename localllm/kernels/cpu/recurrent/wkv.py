@@ -1,10 +1,10 @@
 """Recurrences whose state is a matrix for each head, [key_dim, value_dim], and that forget row by row.
 
-As head_scan.py, but every row of a state has a decay of its own, which each token brings along.
+They work like head_scan.py, but every row of a state has a decay of its own, which depends on the token.
 
-Linear attention with such gates (Yang et al. 2023), RWKV-6 (Peng et al. 2024), which reads what a token writes with
-weights of its own, and RWKV-7 (Peng et al. 2025), whose state also loses what another vector reads of it; the delta
-rule of Kimi (2025) is a case of that.
+They are linear attention with such gates (Yang et al. 2023); RWKV-6 (Peng et al. 2024), which reads what a token writes
+with weights of its own; and RWKV-7 (Peng et al. 2025), whose state also loses what another vector reads of it; the
+delta rule of Kimi (2025) is a case of that.
 """
 
 from localllm.kernels.arguments import WKV
@@ -42,10 +42,7 @@ def first(source, target, of_token, v, seen, y, read_next):
 
 @device
 def delta(source, target, of_token, v, seen, y, read_next):
-    """Apply a token by the generalized delta rule: add b times a's previous product.
-
-    Also return the next a's product.
-    """
+    """Apply a token by the generalized delta rule, adding b times a's previous product; also return the next one."""
     r, w, k, b, next_a = of_token
     row = fma_f32x16(splat_at(b), seen, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
     store_f32x16(target, row)

@@ -66,10 +66,7 @@ def sequence_of(owners, sequences, token):
 
 
 def lanes_for(*dims):
-    """Return how many lanes share a head of the largest of these dimensions: a power of two.
-
-    8 numbers each or more.
-    """
+    """Return how many lanes share a head of the largest of these dimensions: a power of two, 8 numbers or more each."""
     lanes = 2
     while lanes < WARP and 8 * lanes < max(dims):
         lanes *= 2
@@ -77,10 +74,7 @@ def lanes_for(*dims):
 
 
 def make_pieces(load, pieces, apart, dim):
-    """Make a function (head, d) -> `pieces` times 8 numbers, those from d on and others that far apart.
-
-    Within the head.
-    """
+    """Make a function (head, d) -> `pieces` times 8 numbers of the head, from d on and every `apart` after it."""
     last = (dim + 15) // 16 * 16 - 8
 
     @device
@@ -101,7 +95,7 @@ def make_pieces(load, pieces, apart, dim):
 def make_rows(load, rows, apart):
     """Make a function (base, number, low, high, bytes, d) that loads so many heads, number by number.
 
-    Instead of such as are below `low`, or not below `high`, it reads those that are next to them.
+    Numbers below `low`, or not below `high`, are clamped to that range.
     """
 
     @device
@@ -122,7 +116,8 @@ def make_rows(load, rows, apart):
 def make_scores(bundle, rows, groups, has_chosen):
     """Make a function from products, [rows, bundle], to the scores of the keys that a token sees.
 
-    Capped if there is a cap, less by distance if there are slopes, minus infinity for keys that it does not see.
+    Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that the
+    token does not see.
 
     Number i is of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
     has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last key of so many.
@@ -304,9 +299,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
 
 def make(format_name):
-    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions.
-
-    As F16-F16-4-128-128.
+    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions: F16-F16-4-128-128.
 
     With -chosen after it, only keys whose bits are set count.
     """
@@ -318,10 +311,7 @@ def make(format_name):
 
 @device
 def sees_none(bits, position):
-    """Return whether keys were to be chosen for a token at that position, and none was.
-
-    For scores were no numbers.
-    """
+    """Return whether keys were to be selected for a token at that position and none was, because scores were NaN."""
     key = 0
     while key <= position and load_i32(bits + key // 8) == 0:
         key += 32

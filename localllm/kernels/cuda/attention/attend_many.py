@@ -58,10 +58,7 @@ NOTHING = int32(0)
 
 @device
 def find(sequences, sequence_count, group, unit):
-    """Return the sequence that a unit of rows belongs to, and its first row there.
-
-    0 if there are fewer units.
-    """
+    """Return the sequence that a unit of rows belongs to, and its first row there; 0 if there are fewer units."""
     for i in range(load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
         units = (load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
@@ -98,10 +95,7 @@ def make_fill_keys(kind, keys, pieces, stride):
 
 
 def make_fill_values(kind, keys, pieces, stride):
-    """Make a function that brings values to shared memory, [dimensions][stride words].
-
-    Zeros from number `count` on.
-    """
+    """Make a function that loads values to shared memory, [dimensions][stride words], zeros from number `count` on."""
     words, pairs = make_words(kind), keys // 2
 
     def put(i, word, place, at):
@@ -287,10 +281,7 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
 
 
 def make(format_name):
-    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8.
-
-    As F16-F16-128-128-16.
-    """
+    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8: F16-F16-128-128-16."""
     of_keys, of_values, *numbers = format_name.split("-")
     unit = make_unit(of_keys, of_values, *map(int, numbers))
 

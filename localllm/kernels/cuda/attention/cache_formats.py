@@ -59,11 +59,9 @@ def number_at(x, d, head_dim, padding):
 
 @device
 def largest_of(x, first, head_dim, padding, sign):
-    """Return the largest number of the block from `first` on, or of sizes if sign is 0.
+    """Return the largest number times `sign` of the block from `first` on, or the largest size if sign is 0.
 
-    Of numbers times the sign.
-
-    NaN if one of them is.
+    The result is NaN if one of them is.
     """
     largest = -INFINITY
     for d in range(first + lane(), first + 32, WARP):
@@ -120,7 +118,7 @@ def load_q8_0(head, d):
 def store_q4_0(head, x, head_dim, warp, warps):
     """Store Q4_0; the number of the largest size becomes code 0, so the scale has the other sign.
 
-    There are codes down to -8.
+    Codes go down to -8.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18

@@ -1,7 +1,4 @@
-"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py.
-
-Threads share a token.
-"""
+"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py: threads share a token."""
 
 from numba import cuda, float32
 

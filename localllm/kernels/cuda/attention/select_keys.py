@@ -1,9 +1,7 @@
-"""Selection of the keys a token sees, as in kernels/cpu/attention/select_keys.py.
+"""Selection of the keys a token sees, as in kernels/cpu/attention/select_keys.py, with a block for each token.
 
-A block for a token, one after the other.
-
-The smallest score that is chosen is found bit by bit, by counting those that are as large; and of those that are equal
-to it, the last one that is chosen, by its position.
+The smallest selected score is found bit by bit, by counting those that are as large; of those that are equal to it, the
+last selected one is found by its position.
 """
 
 from numba import cuda, int64

@@ -1,6 +1,4 @@
-"""Softmax of scores that come in pieces (online, Milakov and Gimelshein 2018).
-
-Of what one thread has in its registers.
+"""Online softmax of the scores that one thread has in its registers (Milakov and Gimelshein 2018).
 
 Powers are of 2, for which the scores are scaled by log2(e).
 """

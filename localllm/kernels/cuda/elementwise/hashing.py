@@ -1,7 +1,4 @@
-"""Hashes of tokens and their predecessors to rows of a table.
-
-A thread for each token.
-"""
+"""Hashes of tokens and their predecessors to rows of a table, a thread for each token."""
 
 from numba import cuda, int64
 

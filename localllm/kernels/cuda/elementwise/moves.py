@@ -28,10 +28,7 @@ def replace_ids(count, ids, table, y):
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    """Pool the rows of each sequence to one: their mean, the first or the last.
-
-    A thread for four columns.
-    """
+    """Pool the rows of each sequence to one, their mean, the first or the last: a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
@@ -71,9 +68,7 @@ def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y
 def logits(count, x, stride, columns, y, flaws):
     """Compute y, the address of its address, = x without padding, flaws raised if a number is not finite.
 
-    A thread for each.
-
-    Threads that raise it at once may count as one.
+    Each number has a thread. Threads that raise it at once may count as one.
     """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:

@@ -71,10 +71,7 @@ def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Compute y = the norm of each head of x, with turned pairs.
-
-    Queries and keys on their way to attention.
-    """
+    """Compute y = the norm of each head of x, with rotated pairs: for queries and keys before attention."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return

@@ -50,11 +50,9 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix.
+    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix: a thread block for each of them.
 
-    A block for each row and such columns.
-
-    The fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
+    This is the fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
     """
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
     if row >= load_i64(count):

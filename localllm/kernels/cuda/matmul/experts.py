@@ -30,10 +30,7 @@ def collect(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    """Add the outputs of a token's experts, in the order of the choice.
-
-    A thread for four columns.
-    """
+    """Add the outputs of a token's experts, in the order in which they were selected: a thread for four columns."""
     token, column = cuda.blockIdx.x, first_column()
     if token < load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO

@@ -1,7 +1,4 @@
-"""Products of weights that are plain numbers, F32, F16 or BF16, with a few tokens in float32.
-
-A warp for each row.
-"""
+"""Products of weights in F32, F16 or BF16 with a few tokens in float32: a warp for each row."""
 
 from numba import cuda
 

@@ -57,7 +57,7 @@ def put_4(x, inverse, high, low):
 
 @device
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
-    """Quantize a lane's 8 numbers; all lanes of the warp are here.
+    """Quantize a lane's 8 numbers; all lanes of the warp must call it.
 
     codes: of the token; place: of 32 of all.
     """

@@ -1,7 +1,4 @@
-"""Operations before most products, fused with quantizing their results (quantize.py).
-
-A launch less for each.
-"""
+"""Operations before most products, fused with quantizing their results (quantize.py), which saves a launch each."""
 
 from numba import cuda
 

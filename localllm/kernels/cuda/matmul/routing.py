@@ -1,6 +1,4 @@
-"""Routing: the experts of each token, and the rows of each expert.
-
-As kernels/cpu/matmul/routing.py, in parallel.
+"""Routing: the experts of each token, and the rows of each expert, as kernels/cpu/matmul/routing.py, in parallel.
 
 `route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
 one of its experts) of one expert, in the order of the tokens: so an expert's rows are the same in every run.
@@ -95,10 +93,7 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
 
 @device
 def take_best(ranks, experts):
-    """Return the number of the largest rank, the first of equal ones, which will not be found again.
-
-    All lanes get it.
-    """
+    """Return the number of the largest rank to all lanes, the first of equal ones, and remove it."""
     largest, best = MINUS_INFINITY, int64(0)
     for e in range(lane(), experts, WARP):
         if ranks[e] > largest:
@@ -120,7 +115,7 @@ def route(
 ):  # fmt: skip
     """Choose the experts of each token, and their weights; weights are NaN if a logit is.
 
-    No scratch memory.
+    It needs no scratch memory.
     """
     token = cuda.blockIdx.x
     if token >= load_i64(count):

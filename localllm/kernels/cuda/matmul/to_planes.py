@@ -1,6 +1,6 @@
-"""Blocks as in the file, staged on the card, to planes (planes.py): a thread for each 32 weights.
+"""Convert blocks in the file's layout, staged on the card, to planes (planes.py): a thread for each 32 weights.
 
-Where a block has its codes, localllm.quant.layouts says.
+The place of a block's codes is in localllm.quant.layouts.
 """
 
 from collections.abc import Callable
@@ -43,9 +43,9 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 
 
 def put_words(code, words, shift, mask, place):
-    """Return `words` words with the bits `mask` of codes, shifted left by `shift`; place(word, j).
+    """Put `words` words with the bits `mask` of codes, shifted left by `shift`.
 
-    Which weight of the unit is code j of a word, and its lowest bit there.
+    place(word, j): which weight of the unit is code j of a word, and its lowest bit there.
     """
     place = device(place)
 
@@ -136,18 +136,12 @@ def parts(name: str) -> dict[str, Callable]:
 
 
 def bytes_of_scales(layout: Layout) -> int:
-    """Return the offset of scales that take a byte each, or share it with a minimum.
-
-    0 if there are none.
-    """
+    """Return the offset of scales that take a byte each, or share it with a minimum; 0 if there are none."""
     return layout.scales[0].place(0)[0] if layout.scales else 0
 
 
 def in_place(plane, start, put):
-    """Make a function of a block, the unit's number in it, the row's planes and units.
-
-    And the unit's number in the row.
-    """
+    """Make a function (block, the unit's number in it, the row's planes, units of the row, the unit's number in it)."""
     size, shift = plane.bytes, units_shift(plane)
 
     @device

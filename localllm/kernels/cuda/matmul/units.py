@@ -261,7 +261,7 @@ def make_factors(name, factor, centre):
 def derived(name):
     """Return the unit of a format, as the layout of its block says.
 
-    Where zero is in the middle, codes are centred on it.
+    If zero is in the middle of the values, codes are centred on it.
     """
     layout = LAYOUTS[name]
     is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1

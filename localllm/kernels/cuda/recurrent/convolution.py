@@ -1,7 +1,4 @@
-"""Causal convolution over the tokens of a sequence, column by column.
-
-Its state is a window of the last tokens.
-"""
+"""Causal convolution over the tokens of a sequence, column by column; its state is a window of the last tokens."""
 
 from numba import cuda
 
@@ -21,10 +18,8 @@ def row_of(x, stride, window, row_bytes, taps, t):
 def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y, stride, columns):
     """Compute y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap].
 
-    A thread for a column and some tokens.
-
-    Only the thread with a sequence's first tokens reads the old window; it writes the new one, row by row in
-    order, so that it may lie where the old one is.
+    There is a thread for a column and some tokens. Only the thread with a sequence's first tokens reads the old window;
+    it writes the new one, row by row in order, so that it may lie where the old one is.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, tokens = (columns + 15) // 16 * 64, max(TOKENS, taps)

@@ -1,7 +1,4 @@
-"""The mean of the last few tokens of a sequence by their gates, column by column.
-
-Its state is a window of them.
-"""
+"""The mean of the last few tokens of a sequence by their gates, column by column; its state is a window of them."""
 
 from numba import cuda
 
@@ -16,9 +13,8 @@ LOWEST, ZERO = float32(-3e38), float32(0)
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
     """Compute y[t] = the sum over taps where there are tokens of p[tap] * x[t - taps + 1 + tap].
 
-    A thread for a column and some tokens.
-
-    The one that has a sequence's first tokens is alone in reading the window, and makes the new one, row by row.
+    There is a thread for a column and some tokens. Only the thread with a sequence's first tokens reads the window; it
+    writes the new one, row by row.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, place_bytes = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64

@@ -42,10 +42,7 @@ def part_of_column():
 
 @device
 def sum_of_column(x):
-    """Compute the sum of the float32 x of all threads of this one's column.
-
-    All of the block have to be here.
-    """
+    """Compute the sum of the float32 x of all threads of this one's column; all threads of the block must call it."""
     numbers = cuda.shared.array(BLOCK, float32)
     cuda.syncthreads()  # an earlier sum has been read
     numbers[cuda.threadIdx.x] = x

@@ -41,10 +41,7 @@ def first_of(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def delta(source, target, r, w, k, b, next_a, number, seen, key_dim):
-    """Apply a token by the generalized delta rule: add b times a's previous product.
-
-    Also return the next a's product.
-    """
+    """Apply a token by the generalized delta rule, adding b times a's previous product; also return the next one."""
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
