@@ -34,7 +34,9 @@ class LongPrompt:
     ) -> str:
         """Return the prompt, with a note on stderr if it is not all of it. Raises UsageError, ContextError."""
         if model.file is None or not model.context:
-            raise UsageError(f"--on-overflow {self.how} is not for an endpoint: its context is not known")
+            raise UsageError(
+                f"--on-overflow {self.how} is not available with --endpoint: the server's context length is not known"
+            )
         if not material:
             material, question = question, ""
         room, whole = Room.of(model, question, system, options, self._raw), join_parts(material, question)

@@ -138,7 +138,9 @@ class Llama:
         """Warn if LangChain's default base and scale are left out, because the file has another base."""
         own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
         if chosen.is_default_rope and own != DEFAULT_ROPE[0]:
-            warn(f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1 is no choice: the file's {own:g} is used")
+            warn(
+                f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1 counts as unset: the file's {own:g} is used"
+            )
 
     # ---- texts
 
@@ -330,8 +332,8 @@ class Llama:
         self.set_seed(state.seed)
 
     def set_cache(self, cache: Any) -> None:
-        """Do nothing but warn: what was read of prompts is always kept."""
-        warn("set_cache has no effect: what was read of prompts is always kept")
+        """Do nothing but warn: processed prompts are always cached."""
+        warn("set_cache has no effect: processed prompts are always cached")
 
     # ---- llama.cpp's C interface, see llama_low_level.py
 

@@ -85,7 +85,7 @@ class BannedStrings:
         mask = np.ones(vocab, bool) if allowed is None else allowed.copy()
         mask[[*self.barred]] = False
         if not mask.any():
-            raise LocalllmError("nothing can follow here but a banned text: allow it, or change the form")
+            raise LocalllmError("only a banned text could follow here: allow it, or change the constraint")
         return mask
 
     def push(self, token: int, before: Any, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:

@@ -194,7 +194,7 @@ class Session(Conversation):
         """Prepare the task of several answers."""
         is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
-            raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
+            raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
         chosen = self.with_defaults(options)
         decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:

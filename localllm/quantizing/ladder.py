@@ -72,10 +72,10 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
     for name in filter(None, (name.strip() for name in names)):
         recipe = find_type(name)
         if recipe is None:
-            raise UsageError(f"--types: {name[:40]} is no type; localllm quantize --help lists them")
+            raise UsageError(f"--types: {name[:40]} is not a type; localllm quantize --help lists them")
         recipes[recipe.name] = recipe
     if not recipes:
-        raise UsageError("--types: expected types with commas between them, as Q8_0,Q4_K_M")
+        raise UsageError("--types: expected types separated by commas, e.g. Q8_0,Q4_K_M")
     return [*recipes.values()]
 
 

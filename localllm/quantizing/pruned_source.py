@@ -17,7 +17,7 @@ LAYER = re.compile(r"blk\.([0-9]+)\.")
 def parse_layers(text: str) -> tuple[int, ...]:
     """Parse numbers of layers, separated by commas. Raises UsageError."""
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
-        raise UsageError(f"--prune-layers {printable(text)}: expected numbers of layers, as 20,21,22")
+        raise UsageError(f"--prune-layers {printable(text)}: expected layer numbers separated by commas, e.g. 20,21,22")
     return tuple(sorted(set(map(int, text.split(",")))))
 
 

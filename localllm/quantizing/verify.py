@@ -190,7 +190,7 @@ def odd_type(file: GGUFFile) -> str | None:
     try:
         recipe = find_recipe(str(number & ~GUESSED)) if isinstance(number, int) else None
     except KeyError:
-        return f"general.file_type is {number}, which is no type"
+        return f"general.file_type is {number}, which is not a type"
     formats = {tensor.format.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if recipe is None or not formats or recipe.base in formats:
         return None

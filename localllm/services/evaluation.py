@@ -34,7 +34,7 @@ class Questions:
             if record.error:
                 raise UsageError(f"{name}: {record.error}")
             if not isinstance(record.input, dict):
-                raise UsageError(f'{name}: record {record.id} is no JSON object with a "prompt" and an "answer"')
+                raise UsageError(f'{name}: record {record.id} is not a JSON object with a "prompt" and an "answer"')
             try:
                 self.graders[record.id] = require_gradable(record.input, usual)
             except UsageError as error:

@@ -83,7 +83,7 @@ def describe_file(
         raise ModelError(f"{file.path}: the file only contains a vocabulary")
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
-        raise UsageError(f"context should be from 1 to {h.context}, what the model was trained for, not {context}")
+        raise UsageError(f"context should be from 1 to {h.context}, the model's training context, not {context}")
     if bandwidth is None:
         on_read("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth()

@@ -100,7 +100,7 @@ def schema_error(schema: Any, value: Any) -> str:
     except jsonschema.ValidationError as error:
         return str(error.message)[:200]
     except jsonschema.SchemaError as error:
-        raise UsageError(f'"schema" is no JSON schema: {error.message}') from None
+        raise UsageError(f'"schema" is not a JSON schema: {error.message}') from None
     return ""
 
 

@@ -101,9 +101,9 @@ def parse_json_line(number: int, line: bytes) -> Record:
         value = json.loads(line)
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        return Record(number, line.decode(errors="replace"), f"line {number} is no JSON: {error}")
+        return Record(number, line.decode(errors="replace"), f"line {number} is not JSON: {error}")
     if not isinstance(value, dict):
-        return Record(number, value, f"line {number} is no JSON object")
+        return Record(number, value, f"line {number} is not a JSON object")
     given = value.get("id", number)
     if isinstance(given, bool) or not isinstance(given, str | int):
         return Record(number, value, f"line {number}: an id should be a text or a whole number, not {given!r}")

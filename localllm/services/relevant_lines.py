@@ -157,7 +157,7 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
             left -= lengths[end]
             end += 1
         if end == start:
-            raise ContextError(f"a line of {lengths[start]} tokens does not fit: take a larger context with -c N")
+            raise ContextError(f"a line of {lengths[start]} tokens does not fit: use a larger context with -c N")
         yield Part(before, range(start, end))
         start = end
 

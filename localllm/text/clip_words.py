@@ -28,7 +28,7 @@ class ClipWords:
         merges = keys.strings("merges") if keys.has("merges") else None
         pairs = derive_merges(self.pieces) if merges is None else [split(keys, one) for one in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
-            raise keys.error("tokenizer.ggml.merges: of pieces that are no tokens")
+            raise keys.error("tokenizer.ggml.merges: a merge of pieces that are not tokens")
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
 
     def encode(self, text: str) -> list[int]:

@@ -126,7 +126,11 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for a single answer"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for a single answer"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat cannot be combined"),
-        (2, ["run", "TINY", "-p", "x", "--n", "2", "--on-overflow", "shift"], "do not go with --on-overflow=shift"),
+        (
+            2,
+            ["run", "TINY", "-p", "x", "--n", "2", "--on-overflow", "shift"],
+            "cannot be combined with --on-overflow=shift",
+        ),
         (2, ["chat", "TINY", "--session", "a", "--continue"], "not both"),
         (2, ["chat", "TINY", "--session", "a"], "need a terminal"),
         (2, ["imatrix", "-o", "new.imatrix"], "MODEL is missing"),

@@ -177,9 +177,9 @@ def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("arguments", "message"),
     [
         (["-m", "other"], "has no model 'other'; it has scripted, tools, small"),
-        (["--beams", "2"], "--beams is not for an endpoint"),
-        (["--on-overflow", "shift"], "--on-overflow=shift is not for an endpoint"),
-        (["--chat-template", "chatml"], "--chat-template is not for an endpoint"),
+        (["--beams", "2"], "--beams is not available with"),
+        (["--on-overflow", "shift"], "--on-overflow=shift is not available with"),
+        (["--chat-template", "chatml"], "--chat-template is not available with"),
         (["--speculate", "draft:x.gguf"], "a draft model cannot be used with --endpoint"),
     ],
 )

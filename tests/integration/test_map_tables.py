@@ -240,7 +240,7 @@ def test_lines_of_a_pipe_fail_alone(cli):
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and "2 of 3 records failed" in err
     assert results[0]["output"] and results[1]["error"] == "line 2: the id 1 is that of line 1"
-    assert results[2]["error"].startswith("line 3 is no JSON")
+    assert results[2]["error"].startswith("line 3 is not JSON")
 
 
 def test_a_stream_waits_only_if_nothing_is_to_be_done():

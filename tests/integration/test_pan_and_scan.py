@@ -63,7 +63,7 @@ def test_who_has_no_crops_says_so(tmp_path, cli):
     path = folder_of("idefics3", tmp_path)
     with pytest.raises(UsageError, match="pan-and-scan is for Gemma 3's projectors, this one's type is idefics3"):
         localllm.open(path, threads=2, cache=False, pan_and_scan=True)
-    messages = ["pan-and-scan is for Gemma 3", "no projector (mmproj-", "--pan-and-scan is not for an endpoint"]
+    messages = ["pan-and-scan is for Gemma 3", "no projector (mmproj-", "--pan-and-scan is not available with"]
     for message, place in zip(messages, ([path], [path], ["--endpoint", "http://127.0.0.1:9"]), strict=True):
         code, out, err = cli("run", *map(str, place), "-p", "What?", "--pan-and-scan")
         assert code != 0 and not out and message in err and err.count("\n") == 1

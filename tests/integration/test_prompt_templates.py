@@ -99,7 +99,7 @@ def test_files_of_options_are_beside_the_template(folder: Path):
         (("run", GUIDE, "Hi", "--template", "endless"), "the options in front have no end: a line ---"),
         (("run", GUIDE, "Hi", "--template", "odd"), "there is no option --colour"),
         (("templates", "show"), "NAME is missing: give the template to show"),
-        (("templates", "edit", "a/b"), "is no name for a template"),
+        (("templates", "edit", "a/b"), "is not a valid template name"),
     ],
 )
 def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):

@@ -280,7 +280,7 @@ def test_by_endpoint(served: Served, folder, cli, tmp_path, monkeypatch):
     code, _, err = cli("run", "blind", "--endpoint", served.url, "-p", "?", "--image", "one.png")
     assert code == 1 and "cannot read images" in err and len(err.splitlines()) == 1
     code, _, err = cli("run", *there, "-p", "?", "--image", "one.png", "--mmproj", "x.gguf")
-    assert code == 2 and "mmproj is not for an endpoint" in err
+    assert code == 2 and "mmproj is not available with" in err
 
 
 def test_in_a_chat_with_a_server(served: Served, folder, capfd):

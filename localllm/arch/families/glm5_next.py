@@ -141,7 +141,7 @@ def read_pools(fields: Fields) -> Pools:
     if size < 2 or count % size:
         raise fields.error(f"{count} keys in pools of {size}: inconsistent")
     if not fields.flag("attention.indexer.kpool_select_tail", False):
-        raise fields.unsupported("tokens that do not see those behind the last pool are not supported")
+        raise fields.unsupported("tokens that do not see those after the last pool are not supported")
     epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
     return Pools(heads, dim, size, count // size, epsilon)
 

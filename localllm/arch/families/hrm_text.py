@@ -31,7 +31,7 @@ def read(fields: Fields) -> HRMText:
     """Read the hyperparameters. Prompts are read from left to right, as in llama.cpp. Raises ModelError."""
     in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if fields.layers() != in_stack * cycles * (low + 1):
-        raise fields.error(f"{fields.layers()} layers are no {cycles} cycles of {low + 1} stacks of {in_stack}")
+        raise fields.error(f"{fields.layers()} layers are not {cycles} cycles of {low + 1} stacks of {in_stack}")
     return HRMText(
         **HRMText.shared_fields(fields, interleaved=False),
         embedding_scale=fields.number("embedding_scale", 0.0) or 1.0,

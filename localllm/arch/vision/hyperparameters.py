@@ -150,7 +150,7 @@ def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any
         raise fields.error(f"{width} columns do not make {heads} attention heads")
     side, patch = fields.count("vision.image_size"), fields.count("vision.patch_size")
     if side > MOST_SIDE or patch > side:
-        raise fields.error(f"pictures of {side} pixels in patches of {patch} are none that a model sees")
+        raise fields.error(f"pictures of {side} pixels in patches of {patch} are not supported")
     merge = fields.count("vision.projector.scale_factor", merge)
     if merge > side // patch:
         raise fields.error(f"{side // patch} patches on each side cannot be merged by {merge}")

@@ -21,7 +21,8 @@ def ask(
         typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="Model that answers."),
     ] = None,
     query: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Question; then all arguments are files.")
+        str | None,
+        typer.Option("-p", "--prompt", metavar="TEXT", help="Question, given here so that all arguments are files."),
     ] = None,
     top: Annotated[
         int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 8]")
@@ -34,7 +35,7 @@ def ask(
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
 ) -> None:
-    """Answer a question from files, and name the places.
+    """Answer a question from files, and cite the passages.
 
     Searches as `localllm search` does, gives the model the best passages, and prints below the answer which of them it
     has cited, with file and line.

@@ -34,7 +34,7 @@ class Numbers:
         numbers = tuple(map(int, text.split(","))) if whole else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
             kind = "numbers" if self._length is None else f"{self._length} numbers"
-            raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, with commas between.")
+            raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, separated by commas.")
         return numbers
 
 
@@ -93,10 +93,10 @@ def bench(
     """Measure how fast a model is, as llama-bench does.
 
     Each test runs once to warm up and then -r times; the table shows the mean and the standard deviation. For prefill
-    it also shows billions of operations per second and their share of what the instructions named above can do in
-    registers, for generation the rate at which weights are read beside the memory's bandwidth. An option with a list of
-    values makes one test for each combination. For an embedding model, the test is embedding texts of -p tokens, by
-    default of 16, 64 and 512. Ctrl-C prints the results so far.
+    it also shows billions of operations per second and their share of the peak of the instructions named above; for
+    generation, the rate at which weights are read, next to the memory bandwidth. An option with a list of values makes
+    one test for each combination. For an embedding model, the test is embedding texts of -p tokens, by default of 16,
+    64 and 512. Ctrl-C prints the results so far.
 
     Examples:
       localllm bench model.gguf

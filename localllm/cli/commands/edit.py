@@ -32,9 +32,9 @@ def edit(
 ) -> None:
     """Change the metadata of a GGUF file.
 
-    With OUT, a new file gets the changed metadata and a copy of all tensors. Without it, MODEL is changed: where the
-    new header is as long as the old one it is written in its place, and the old one goes to MODEL.header; otherwise
-    the file is written anew and replaced when it is complete. The result is checked before anything is written.
+    With OUT, a new file gets the changed metadata and a copy of all tensors. Without it, MODEL is changed: if the new
+    header is as long as the old one, it is written in place and the old one is saved as MODEL.header; otherwise a new
+    file is written, which replaces MODEL when it is complete. The result is checked before anything is written.
 
     Examples:
       localllm edit model.gguf --set-metadata general.name="My Model"

@@ -43,13 +43,13 @@ def embed(
         typer.Option(
             "--files",
             metavar="PATH...",
-            help="Files, or folders of files, each embedded as one text; --near takes their passages.",
+            help="Files, or folders of files, each embedded as one text; --near searches their passages.",
         ),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Where vectors go; of JSONL, what is there is not done again."
+            "-o", "--output", metavar="FILE", help="Output file; records that a JSONL file already has are skipped."
         ),
     ] = None,
     format: Annotated[
@@ -68,7 +68,7 @@ def embed(
         typer.Option(
             "--as",
             metavar="ROLE",
-            help="Add the model's prompt for a query or a document before each text: query or document.  [--near adds "
+            help="Put the model's prompt for queries or documents before each text: query or document.  [--near adds "
             "both]",
         ),
     ] = None,
@@ -113,14 +113,15 @@ def embed(
 ) -> None:
     """Compute embedding vectors of texts, or search texts by meaning.
 
-    INPUT has one record per line: a text, or a JSON object with a field "text". A text of several words, in quotes, is
-    also an INPUT. Without INPUT, records are read from stdin. The output has one vector per record: a line {"id",
+    INPUT has one record per line: a text, or a JSON object with a field "text". INPUT may also be a text of several
+    words, in quotes. Without INPUT, records are read from stdin. The output has one vector per record: a line {"id",
     "embedding"}, a row of a NumPy file, or plain numbers.
-    With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; of
-    files it prints passages, each after its place. It adds the prompts that the model has for queries and documents,
-    and keeps vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds images:
-    files after --image, or the field "image" of a record. To resume an interrupted command, run it again with the same
-    -o FILE.jsonl.
+
+    With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; for
+    files it prints passages, each with its file and line. It adds the prompts that the model has for queries and
+    documents, and keeps vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds
+    images: files after --image, or the field "image" of a record. To resume an interrupted command, run it again with
+    the same -o FILE.jsonl.
 
     Examples:
       localllm embed minilm.gguf sentences.txt -o vectors.npy

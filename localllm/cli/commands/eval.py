@@ -30,7 +30,7 @@ class PromptGroup:
             "-p",
             "--prompt",
             metavar="TEXT",
-            help='Prompt template, as of `map`: {question} is the field "question".  [default: the record\'s prompt]',
+            help='Prompt template, as in `map`: {question} is the field "question".  [default: the record\'s prompt]',
         ),
     ] = None
     system: options.System = None
@@ -63,20 +63,23 @@ def eval(
         ),
     ] = None,
     redo: Annotated[
-        bool, typer.Option("--redo", help="Answer the questions that FILE already answers again, and replace them.")
+        bool,
+        typer.Option(
+            "--redo", help="Answer again the questions that FILE already answers, and replace the old answers."
+        ),
     ] = False,
     prompts: PromptGroup,
     engine: options.EngineGroup,
     choices: options.Answers,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure how many questions models answer right.
+    """Measure how many questions models answer correctly.
 
     Each line of QUESTIONS is a JSON object: "prompt", "question" or "messages", the right "answer", and "grader" if it
     is not --grader's: exact (the same text), number (the last number), choice (of "choices", by default A, B, C, D),
     regex (found in the answer), json ("schema", "answer" or both), program ("test", Python that is run after the
-    answer's code in a confined process; HumanEval's files are such). Prints how many are right, with 95% Wilson
-    intervals, and for each two models McNemar's test. Answers are greedy unless --temp is given.
+    answer's code in a confined process, as in HumanEval). Prints how many are right, with 95% Wilson intervals, and
+    McNemar's test for each pair of models. Answers are greedy unless --temp is given.
 
     Examples:
       localllm eval model.gguf questions.jsonl

@@ -20,7 +20,7 @@ def fit(
     *,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Rank the models that are here and those that can be pulled, instead of MODEL."),
+        typer.Option("--all", help="Rank the models on this computer and those that can be pulled, instead of MODEL."),
     ] = False,
     order: Annotated[
         str | None,
@@ -28,7 +28,7 @@ def fit(
             "--sort",
             metavar="ORDER",
             autocompletion=options.one_of(("size", "speed", "memory")),
-            help="With --all: size (the largest first), speed or memory (the least first).  [default: size]",
+            help="With --all: size (largest first), speed (fastest first) or memory (least first).  [default: size]",
         ),
     ] = None,
     context: Annotated[
@@ -41,20 +41,21 @@ def fit(
             "--kv-type",
             metavar="TYPE",
             autocompletion=options.one_of(options.KV_TYPES),
-            help="The only type of KV cache, as of `run --kv-type`.  [default: f16, q8_0 and q4_0]",
+            help="Show only this type of KV cache; see `run --kv-type`.  [default: f16, q8_0 and q4_0]",
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate the memory that a model needs, and its speed.
 
-    Only the model's header is read: for a model that is not on this computer, as qwen3-8b or
+    Only the model's header is read: for a model that is not on this computer, such as qwen3-8b or
     hf:OWNER/REPOSITORY:Q4_K_M, `fit` downloads a few megabytes. For each context length and each type of KV cache (see
     `run --kv-type`), the table shows the total memory of weights, cache and program, and the tokens per second with a
     full context, estimated from the measured memory bandwidth.
 
-    With --all, every model that is here and every one that `localllm pull NAME` can get has a line, those that fit
-    first. Nothing is downloaded, so the memory and speed of one that is not here are without its cache.
+    With --all, the table has a line for every model on this computer and every one that `localllm pull NAME` can
+    download, those that fit first. Nothing is downloaded, so memory and speed of models that are not here do not
+    include the KV cache.
 
     Examples:
       localllm fit qwen3-8b

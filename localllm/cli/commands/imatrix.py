@@ -52,9 +52,9 @@ def imatrix(
     """Make an importance matrix for `quantize`, as llama-imatrix does.
 
     `imatrix` runs MODEL on the TEXT files and writes the mean squared activations of each matrix to FILE, in
-    llama.cpp's GGUF layout; embedding models and rerankers are read, too. `quantize --imatrix FILE` then encodes
-    columns with larger activations more precisely. To resume an interrupted command, run it again. With --in-file and
-    no MODEL, importance matrices are merged.
+    llama.cpp's GGUF layout; embedding models and rerankers work, too. `quantize --imatrix FILE` then encodes columns
+    with larger activations more precisely. To resume an interrupted command, run it again. With --in-file and no MODEL,
+    importance matrices are merged.
 
     Examples:
       localllm imatrix big.gguf texts.txt -o big.imatrix

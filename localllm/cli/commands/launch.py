@@ -21,11 +21,11 @@ def launch(
         typer.Argument(metavar="AGENT", help=f"One of {', '.join(AGENTS)}.", autocompletion=one_of(tuple(AGENTS))),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of the agent itself.")
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the agent itself.")
     ] = None,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Model of the server.  [default: its first]")
+        str | None, typer.Option("--model", metavar="NAME", help="Model to use.  [default: the server's first]")
     ] = None,
     url: Annotated[
         str, typer.Option("--url", metavar="URL", help="Address of the server.  [default: http://127.0.0.1:11435]")
@@ -34,12 +34,12 @@ def launch(
         str | None,
         typer.Option("--api-key-file", metavar="FILE", help=f"File with the server's API key.  [default: ${KEY}]"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the settings; do not start the agent.")] = False,
 ) -> None:
     """Start a coding agent that uses a model of `localllm serve`.
 
-    The agent gets its settings by environment variables and arguments, which are shown before; no file is changed. The
-    server has to run. Agents send long prompts: serve the model with a context of 32768 tokens or more.
+    The agent gets its settings by environment variables and arguments, which are shown first; no file is changed. The
+    server must be running. Agents send long prompts: serve the model with a context of 32768 tokens or more.
 
     Examples:
       localllm launch claude

@@ -18,7 +18,7 @@ Input = Annotated[
     str | None,
     typer.Argument(
         metavar="[INPUT]",
-        help="File of records, one per line, or a folder, of which each file is one.  [default: stdin]",
+        help="File of records, one per line, or folder with one record per file.  [default: stdin]",
     ),
 ]
 
@@ -37,12 +37,12 @@ def map(
     """Answer many prompts, in parallel.
 
     INPUT has one record per line: plain text, or a JSON object with "prompt", "messages" or the fields that the
-    template of -p or -f uses, and optionally "image", a path. Or it is a table, whose columns are the fields, an array
-    of JSON, or a folder, whose text files have the fields "file" and "text". Without INPUT, records are read from
-    stdin, each answered as soon as its line is there. The output has one line of JSON per record: "id" (the record's,
-    or its line number), "output", "thinking" if there is any, "finish_reason", "prompt_tokens", "completion_tokens" and
-    "input"; or "id", "error" and "input". A table gets the answers as new columns. To resume an interrupted command,
-    run it again with the same -o.
+    template of -p or -f uses, and optionally "image", a path. INPUT may also be a table, whose columns are the fields,
+    a JSON array, or a folder, each of whose text files is a record with the fields "file" and "text". Without INPUT,
+    records are read from stdin, each answered as soon as its line arrives. The output has one line of JSON per record:
+    "id" (the record's, or its line number), "output", "thinking" if there is any, "finish_reason", "prompt_tokens",
+    "completion_tokens" and "input"; or "id", "error" and "input". A table gets the answers as new columns. To resume an
+    interrupted command, run it again with the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl

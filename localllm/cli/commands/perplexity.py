@@ -69,8 +69,8 @@ def perplexity(
     logits of the original (0.1 MB per token with a vocabulary of 50000), then compare with them. The logits files are
     those of llama-perplexity. Ctrl-C prints the results so far.
 
-    With --hellaswag, --winogrande or --multiple-choice TEXT has tasks: the answer whose tokens have the highest mean
-    log probability is chosen, and the share of right ones printed.
+    With --hellaswag, --winogrande or --multiple-choice TEXT contains tasks: for each, the answer whose tokens have the
+    highest mean log probability is chosen, and the accuracy is printed.
 
     Examples:
       localllm perplexity model.gguf text.txt

@@ -66,7 +66,7 @@ def quantize(
         bool,
         typer.Option(
             "--strict",
-            help="Fail for a fallback format, weights too large for their format, or an option that matches no tensor.",
+            help="Fail on a fallback format, weights too large for their format, or an option that matches no tensor.",
         ),
     ] = False,
     force: Annotated[
@@ -91,7 +91,7 @@ def quantize(
     simple         Q2_0, Q1_0
     COPY           no quantization
 
-    OUT is written to a temporary file and renamed when it is complete. With --types or --ladder, which stand for TYPE,
+    OUT is written to a temporary file and renamed when it is complete. With --types or --ladder, which replace TYPE,
     files of several types are made in one pass; OUT is a folder, or a name with {type} in it.
 
     Examples:
@@ -258,7 +258,7 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
             return arguments[0], arguments[1] if place == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
         meant = suggest_type(arguments[-1]) or "localllm quantize --help lists them"
-        raise UsageError(f"{one_line(arguments[-1])} is no type; {meant}")
+        raise UsageError(f"{one_line(arguments[-1])} is not a type; {meant}")
     raise UsageError("expected IN [OUT] TYPE")
 
 

@@ -22,7 +22,8 @@ def search(
     paths: Places = None,
     *,
     query: Annotated[
-        str | None, typer.Option("-e", "--query", metavar="TEXT", help="Question; then all arguments are files.")
+        str | None,
+        typer.Option("-e", "--query", metavar="TEXT", help="Question, given here so that all arguments are files."),
     ] = None,
     top: Top = 5,
     threshold: Threshold = None,
@@ -43,7 +44,12 @@ def search(
     habits: Annotated[
         bool,
         typer.Option(
-            "-r", "-R", "-i", "--recursive", "--ignore-case", help="No effect: as of grep, and always so with search."
+            "-r",
+            "-R",
+            "-i",
+            "--recursive",
+            "--ignore-case",
+            help="No effect: grep's options for what `search` always does.",
         ),
         TYPED_ONLY,
     ] = False,
@@ -53,9 +59,7 @@ def search(
     as_json: options.AsJson = False,
     mcp: Annotated[
         bool,
-        typer.Option(
-            "--mcp", help="Be a server of the Model Context Protocol with a tool `search`, on stdin and stdout."
-        ),
+        typer.Option("--mcp", help="Run as an MCP server on stdin and stdout, with one tool, `search`."),
         TYPED_ONLY,
     ] = False,
     model: Annotated[

@@ -30,7 +30,7 @@ def amount(text: str) -> int:
     """Bytes: a number, with K, M or G behind it. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not found:
-        raise ValueError(f"{text!r} is not a size, as 500M or 8G")
+        raise ValueError(f"{text!r} is not a size such as 500M or 8G")
     return int(float(found[1]) * UNITS[found[2]])
 
 
@@ -53,7 +53,7 @@ class Place:
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to listen on, to let other computers in; needs --api-key-file.  [default: 127.0.0.1]",
+            help="Address to listen on, to let other computers connect; needs --api-key-file.  [default: 127.0.0.1]",
         ),
     ] = None
     api_key_file: Annotated[
@@ -115,7 +115,7 @@ class Share:
             "--memory",
             metavar="SIZE",
             parser=amount,
-            help="Maximum memory for all loaded models, as 8G.  [default: what is free at startup]",
+            help="Maximum memory for all loaded models, e.g. 8G.  [default: what is free at startup]",
         ),
     ] = None
     parallel: Annotated[
@@ -125,13 +125,16 @@ class Share:
     idle: Annotated[
         float | None,
         typer.Option(
-            "--idle", metavar="SECONDS", help="Unload a model that had no request for so long.  [default: never]"
+            "--idle", metavar="SECONDS", help="Unload a model after this time without a request.  [default: never]"
         ),
     ] = None
     max_body: Annotated[
         int,
         typer.Option(
-            "--max-body", metavar="SIZE", parser=amount, help="Maximum size of a request body, as 32M.  [default: 32M]"
+            "--max-body",
+            metavar="SIZE",
+            parser=amount,
+            help="Maximum size of a request body, e.g. 32M.  [default: 32M]",
         ),
     ] = 32_000_000
     max_connections: Annotated[
@@ -151,7 +154,9 @@ class Share:
     media_path: Annotated[
         list[str] | None,
         typer.Option(
-            "--media-path", metavar="DIR", help="Folder whose images requests may name, as file://....  [repeatable]"
+            "--media-path",
+            metavar="DIR",
+            help="Folder of images that requests may refer to by file:// URLs.  [repeatable]",
         ),
     ] = None
     cache_reuse: Annotated[
@@ -159,8 +164,8 @@ class Share:
         typer.Option(
             "--cache-reuse",
             metavar="N",
-            help="Reuse chunks of N tokens and more of earlier prompts at other positions, too; answers may differ. 0: "
-            "never.  [default: 64 in /infill, else never]",
+            help="Reuse chunks of N or more tokens from earlier prompts even at other positions; answers may differ. "
+            "0: never.  [default: 64 in /infill, else never]",
         ),
     ] = None
     spm_infill: Annotated[
@@ -199,8 +204,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP to programs on this computer.
 
-    The API is OpenAI's (/v1/chat/completions, /v1/completions, /v1/models, ...); requests are answered concurrently. Of
-    several models, each is loaded at its first request, and unloaded when others need its memory. By default only
+    The API is OpenAI's (/v1/chat/completions, /v1/completions, /v1/models, ...); requests are answered concurrently.
+    With several models, each is loaded at its first request, and unloaded when others need its memory. By default only
     programs on this computer can connect: see docs/serve.md. Ctrl-C or SIGTERM stops the server.
 
     Examples:

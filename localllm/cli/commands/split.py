@@ -16,7 +16,7 @@ def split(
         str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
     ],
     out: Annotated[
-        str | None, typer.Argument(metavar="[OUT]", help="Beginning of the new files' names.  [default: MODEL's]")
+        str | None, typer.Argument(metavar="[OUT]", help="Prefix of the new files' names.  [default: MODEL's]")
     ] = None,
     *,
     limits: SplitGroup,
@@ -25,7 +25,7 @@ def split(
     """Split a GGUF file into several, as llama-gguf-split does.
 
     The files are OUT-00001-of-00003.gguf and so on; every program opens the first. Without a limit a file has at most
-    128 tensors. `localllm merge` joins them, and `quantize` splits what it writes with the same options.
+    128 tensors. `localllm merge` joins the files. `quantize` splits its output with the same options.
 
     Examples:
       localllm split big.gguf --split-max-size 45G

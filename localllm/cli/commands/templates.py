@@ -28,8 +28,8 @@ def templates(
 ) -> None:
     """List, show or edit the named prompts of `run --template`.
 
-    A template is a Markdown file in ~/.config/localllm/templates. Lines of options of `run` may stand in front of the
-    prompt, between two lines of three dashes. `edit` makes a new one, or your own version of one that comes with it.
+    A template is a Markdown file in ~/.config/localllm/templates. The prompt may come after lines with options of
+    `run`, between two lines of three dashes. `edit` makes a new template, or your own version of a built-in one.
 
     Examples:
       localllm templates
@@ -57,7 +57,7 @@ def edit(name: str) -> None:
     from localllm.services import prompt_templates as kept
 
     if not kept.NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a template: use letters, digits and . _ -")
+        raise UsageError(f"{name!r} is not a valid template name: use letters, digits and . _ -")
     path = kept.own_folder() / f"{name}{kept.ENDING}"
     text = kept.path_of(name).read_text(encoding="utf-8") if name in kept.names() else NEW.format(name=name)
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")

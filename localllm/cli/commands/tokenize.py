@@ -23,7 +23,7 @@ def tokenize(
     *,
     file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the text.")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Print only the token ids, as a JSON list.")] = False,
-    count: Annotated[bool, typer.Option("--count", help="Print only how many tokens there are.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only the number of tokens.")] = False,
     encoding: Encoding = None,
     as_json: Annotated[bool, typer.Option("--json", help='Print a JSON list of {"id", "piece"}.')] = False,
 ) -> None:

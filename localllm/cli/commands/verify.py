@@ -26,7 +26,9 @@ def verify(
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="SOURCE", help="GGUF file or checkpoint's folder that it was made of: compare with it."
+            "--against",
+            metavar="SOURCE",
+            help="GGUF file or checkpoint folder that the model was made from, to compare with.",
         ),
     ] = None,
     threads: options.Threads = None,
@@ -34,9 +36,9 @@ def verify(
 ) -> None:
     """Verify a model file: every weight, scales and checksums.
 
-    All tensors are read: weights that are not finite end with exit code 3, what is odd is a warning of one sentence.
-    With --against, the relative error of each tensor is measured, and the table shows its median and its worst by
-    format.
+    All tensors are read. Weights that are not finite end with exit code 3; anything that is merely odd gets a one-line
+    warning. With --against, the relative error of each tensor is measured, and the table shows the median and the worst
+    for each format.
 
     Examples:
       localllm verify model-Q4_K_M.gguf

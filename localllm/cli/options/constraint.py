@@ -47,7 +47,7 @@ class Shape:
 
     json_whitespace: Annotated[
         bool,
-        typer.Option("--json-whitespace", help="Let the model put spaces and line breaks between the parts of JSON."),
+        typer.Option("--json-whitespace", help="Allow spaces and line breaks between the parts of JSON."),
     ] = False
     additional_properties: Annotated[
         bool,

@@ -25,7 +25,7 @@ class EndpointGroup:
         typer.Option(
             "--endpoint",
             metavar="URL",
-            help="OpenAI-compatible server, as http://127.0.0.1:8000; MODEL is its name for a model.",
+            help="OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.",
         ),
     ] = None
     api_key_file: Annotated[
@@ -66,7 +66,7 @@ def open_remote(
 
     for name, value in refused.items():
         if value:
-            raise UsageError(f"{name} is not for an endpoint: the server sets it")
+            raise UsageError(f"{name} is not available with --endpoint: the server sets it")
     if engine is not None and (given := about_weights(engine)):
         say(f"localllm: with --endpoint these options have no effect: {', '.join(given)}")
     return RemoteModel(place, model, Form(**choices.shape.as_fields()))

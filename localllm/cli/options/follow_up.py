@@ -31,7 +31,7 @@ class FollowUpGroup:
         typer.Option(
             "--session",
             metavar="NAME",
-            help="Ask in this session of `localllm sessions`, or start it; the answer is saved in it.",
+            help="Continue or start this session (see `localllm sessions`); the answer is saved in it.",
         ),
         TYPED_ONLY,
     ] = None

@@ -19,7 +19,7 @@ class InfillGroup:
     suffix: Annotated[
         str | None,
         typer.Option(
-            "--suffix", metavar="TEXT", help="Text after the gap; the prompt is the text before it, as it is."
+            "--suffix", metavar="TEXT", help="Text after the gap; the prompt is then the text before it, verbatim."
         ),
         TYPED_ONLY,
     ] = None

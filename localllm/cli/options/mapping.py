@@ -26,7 +26,7 @@ class RecordsGroup:
         ),
     ] = None
     file: Annotated[
-        str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the prompt template, as of -p.")
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the prompt template; see -p.")
     ] = None
     system: shared.System = None
     system_file: shared.SystemFile = None
@@ -48,19 +48,22 @@ class AnswersGroup:
             "-o",
             "--output",
             metavar="FILE",
-            help="Output file, JSONL or by its name .csv, .tsv, .parquet or .xlsx; records that it already answers are "
-            "skipped.",
+            help="Output file: JSONL, or a table if named .csv, .tsv, .parquet or .xlsx; records that it already "
+            "answers are skipped.",
         ),
     ] = None
     redo: Annotated[
-        bool, typer.Option("--redo", help="Answer the records that OUTPUT already answers again, and replace them.")
+        bool,
+        typer.Option(
+            "--redo", help="Answer again the records that OUTPUT already answers, and replace the old answers."
+        ),
     ] = False
     redo_errors: Annotated[
         bool,
         typer.Option(
             "--redo-errors",
-            help="Answer the records that failed again, also by another model, prompt or set of options, and keep the "
-            "other answers.",
+            help="Retry the records that failed, also with another model, prompt or set of options, "
+            "and keep the other answers.",
         ),
     ] = False
     n: Annotated[

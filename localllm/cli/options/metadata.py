@@ -28,7 +28,11 @@ class MetadataGroup:
     ] = None
     remove_metadata: Annotated[
         list[str] | None,
-        typer.Option("--remove-metadata", metavar="KEY", help="Remove a key, or those that match *.  [repeatable]"),
+        typer.Option(
+            "--remove-metadata",
+            metavar="KEY",
+            help="Remove a key, or all keys that match a pattern with *.  [repeatable]",
+        ),
     ] = None
     chat_template_file: Annotated[
         str | None,

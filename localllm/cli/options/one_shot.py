@@ -37,7 +37,7 @@ class PromptGroup:
     encoding: Encoding = None
     no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Do not read stdin.")] = False
     no_names: Annotated[
-        bool, typer.Option("--no-names", help="Do not put its name before the text of each of several files.")
+        bool, typer.Option("--no-names", help="Do not put file names before the texts of several files.")
     ] = False
     prompt_first: Annotated[
         bool, typer.Option("--prompt-first", help="Put the prompt before files and stdin, not after them.")
@@ -60,7 +60,7 @@ class OutputGroup:
         typer.Option(
             "--receipt",
             metavar="FILE",
-            help="Write a receipt, from which `localllm replay` generates the answer again.",
+            help="Write a receipt, with which `localllm replay` can generate the answer again.",
         ),
     ] = None
     force: shared.Force = False

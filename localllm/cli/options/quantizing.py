@@ -100,11 +100,11 @@ class CalibrationGroup:
         typer.Option(
             "--size",
             metavar="SIZE",
-            help="With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's.",
+            help="With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's size.",
         ),
     ] = None
     bits: Annotated[
-        float | None, typer.Option("--bpw", metavar="BITS", help="As --size, for this many bits per weight.")
+        float | None, typer.Option("--bpw", metavar="BITS", help="Like --size, but in bits per weight.")
     ] = None
     formats_file: Annotated[
         str | None,
@@ -137,7 +137,7 @@ class LadderGroup:
             "--base",
             "--kl-divergence-base",
             metavar="FILE",
-            help="Measure each file's divergence from logits that perplexity --save-logits has saved.",
+            help="Measure each file's KL divergence from the logits that `perplexity --save-logits` saved.",
         ),
     ] = None
 

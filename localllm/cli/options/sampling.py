@@ -21,7 +21,7 @@ def token_bias(text: str) -> tuple[int, float]:
         if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r} is not a token id and a bias, as 15043+1.5 or 15043-inf") from None
+        raise ValueError(f"{text!r} is not a token id and a bias such as 15043+1.5 or 15043-inf") from None
     return int(token), -amount if sign == "-" else amount
 
 
@@ -126,7 +126,7 @@ class ExactSampling:
         typer.Option(
             "--samplers",
             metavar="NAMES",
-            help="Samplers in the order to apply them, of these and infill.  "
+            help="Samplers to apply, in this order; infill is also available.  "
             "[default: penalties;dry;top_n_sigma;top_k;typical;top_p;min_p;xtc;temperature;adaptive_p]",
         ),
     ] = None
@@ -136,7 +136,7 @@ class ExactSampling:
             "--sampling-seq",
             "--sampler-seq",
             metavar="LETTERS",
-            help="The same order, one letter for each sampler.  [default: edskypmxta]",
+            help="Like --samplers, with one letter for each sampler.  [default: edskypmxta]",
         ),
     ] = None
 

@@ -17,14 +17,20 @@ class FileFilter:
 
     include: Annotated[
         list[str] | None,
-        typer.Option("-g", "--include", metavar="GLOB", help="Only files of this name or path, as *.md.  [repeatable]"),
+        typer.Option(
+            "-g", "--include", metavar="GLOB", help="Search only files with this name or path, e.g. *.md.  [repeatable]"
+        ),
     ] = None
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="No files or folders of this name or path.  [repeatable]"),
+        typer.Option("--exclude", metavar="GLOB", help="Skip files and folders with this name or path.  [repeatable]"),
     ] = None
-    hidden: Annotated[bool, typer.Option("--hidden", help="Also files and folders that begin with a dot.")] = False
-    no_ignore: Annotated[bool, typer.Option("--no-ignore", help="Also what .gitignore and .ignore leave out.")] = False
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Also search files and folders whose names begin with a dot.")
+    ] = False
+    no_ignore: Annotated[
+        bool, typer.Option("--no-ignore", help="Also search files that .gitignore or .ignore exclude.")
+    ] = False
 
     def filter(self) -> "Filter":
         """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
@@ -62,11 +68,11 @@ class Searching:
 Top = Annotated[int, typer.Option("-k", "--top", metavar="N", help="Number of passages.  [default: 5]")]
 Threshold = Annotated[
     float | None,
-    typer.Option("--threshold", metavar="N", help="Only passages with at least this cosine similarity, up to 1."),
+    typer.Option("--threshold", metavar="N", help="Show only passages with at least this cosine similarity, up to 1."),
 ]
 Places: Any = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PATH]... QUESTION", help="Files and folders, then the question in quotes; - is lines from stdin."
+        metavar="[PATH]... QUESTION", help="Files and folders, then the question in quotes; - reads lines from stdin."
     ),
 ]

@@ -280,7 +280,7 @@ class Answers:
         typer.Option(
             "--ban",
             metavar="TEXT",
-            help="Never say this text, in upper or lower case: go back to where it begins, and go on otherwise."
+            help="Never generate this text, in upper or lower case: go back to its beginning and continue differently."
             "  [repeatable]",
         ),
     ] = None
@@ -319,9 +319,9 @@ class GenerationGroup(Answers):
             "--on-overflow",
             metavar="HOW",
             help="When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
-            "from the middle). In `run`, of files and stdin that do not fit: head or tail (read only the first or the "
-            "last lines), middle (leave out those in the middle), relevant (score all lines, and answer from those "
-            "that matter to the question), or chunks (ask each part, then their answers)."
+            "from the middle). In `run`, if files and stdin do not fit: head or tail (read only the first or the last "
+            "lines), middle (leave out the lines in the middle), relevant (score all lines and answer from the "
+            "relevant ones), or chunks (ask about each part, then about these answers)."
             "  [default: error in run, drop-turns in chat]",
         ),
     ] = None

@@ -18,11 +18,11 @@ class SplitGroup:
 
     split_max_size: Annotated[
         str | None,
-        typer.Option("--split-max-size", metavar="SIZE", help="Most bytes of tensors in a file, e.g. 45G or 800M."),
+        typer.Option("--split-max-size", metavar="SIZE", help="Maximum size of a file's tensors, e.g. 45G or 800M."),
     ] = None
-    split_max_tensors: Annotated[int | None, options.number("--split-max-tensors", help="Most tensors in a file.")] = (
-        None
-    )
+    split_max_tensors: Annotated[
+        int | None, options.number("--split-max-tensors", help="Maximum number of tensors in a file.")
+    ] = None
     no_tensor_first_split: Annotated[
         bool, typer.Option("--no-tensor-first-split", help="Write only metadata to the first file.")
     ] = False

@@ -89,7 +89,7 @@ def leading_dense(config: Config) -> int:
         return config.count("first_k_dense_replace", 0)
     leading = types.index("sparse") if "sparse" in types else len(types)
     if types != ["dense"] * leading + ["sparse"] * (len(types) - leading):
-        raise config.refusal("mlp_layer_types: dense layers behind sparse ones are not supported")
+        raise config.refusal("mlp_layer_types: dense layers after sparse ones are not supported")
     config.only("first_k_dense_replace", leading)
     return leading
 

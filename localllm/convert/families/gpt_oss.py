@@ -21,7 +21,7 @@ def gpt_oss(config: Config) -> CheckpointFacts:
     h = with_experts(config, h, "intermediate_size", "num_local_experts", used)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
     if width % 32 or hidden % 32:
-        raise config.refusal(f"experts of {hidden} times {width} weights are no blocks of 32")
+        raise config.refusal(f"experts of {hidden} times {width} weights cannot be divided into blocks of 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
     return h.plus(blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden)
 

@@ -41,7 +41,7 @@ def minimax_m3(config: Config) -> CheckpointFacts:
     mixes, sparse = flags(config, "moe_layer_freq", layers), flags(chosen, "sparse_attention_freq", layers)
     leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
     if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
-        raise config.refusal("moe_layer_freq: other layers with experts and indexers than those behind the first ones")
+        raise config.refusal("moe_layer_freq: other layers with experts and indexers than those after the first ones")
     hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
     heads, dim = chosen.count("sparse_num_index_heads"), chosen.count("sparse_index_dim")
     return h.plus(

@@ -32,7 +32,7 @@ PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
 def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
     """Find the function that reads a checkpoint's projector. Raises ModelError if there is none."""
     if config.get("vision_config") is None:
-        raise config.refusal("no vision_config: a model that does not see")
+        raise config.refusal("no vision_config: the model has no vision encoder")
     if config.architecture not in PROJECTORS:
         known = ", ".join(PROJECTORS)
         raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {known}")

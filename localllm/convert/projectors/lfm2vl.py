@@ -19,7 +19,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
     c.whole.only("vision_feature_layer", -1)
     patches = c.vision.count("num_patches", PATCHES)
     if isqrt(patches) ** 2 != patches:
-        raise c.vision.refusal(f"num_patches: {patches} are no square")
+        raise c.vision.refusal(f"num_patches: {patches} is not a square number")
     patch = c.vision.count("patch_size", 16)
     h = sizes_of(c, patch=patch, side=isqrt(patches) * patch)
     merge, hidden = c.whole.count("downsample_factor", MERGE), c.whole.count("projector_hidden_size", HIDDEN)

@@ -47,7 +47,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
     whole = c.vision.get("fullatt_block_indexes")
     pattern = whole[0] + 1 if isinstance(whole, list) and whole and isinstance(whole[0], int) else 0
     if pattern < 1 or whole != list(range(pattern - 1, h.layers, pattern)):
-        raise c.vision.refusal("fullatt_block_indexes: expected every so many layers")
+        raise c.vision.refusal("fullatt_block_indexes: expected a regular interval of layers")
     metadata = shared_metadata(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
     layer = {
         "ln1.weight": Part("norm1.weight", (h.width,)),

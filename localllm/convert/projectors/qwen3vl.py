@@ -23,7 +23,7 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     places, patch = c.vision.count("num_position_embeddings"), c.vision.count("patch_size")
     if isqrt(places) ** 2 != places:
-        raise c.vision.refusal(f"num_position_embeddings: {places} are no square")
+        raise c.vision.refusal(f"num_position_embeddings: {places} is not a square number")
     h = sizes_of(c, NAMES, patch=patch, side=isqrt(places) * patch)
     deep, flags = deep_layers(c, h.layers), np.zeros(h.layers, bool)
     flags[deep] = True

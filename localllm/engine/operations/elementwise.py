@@ -187,7 +187,7 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
     def _factors(self, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
         """Return a norm's weights, float32 [columns]; the weight has the numbers of a row or of a group."""
         if columns % (group or columns):
-            raise ModelError(f"{columns} columns are no whole number of groups of {group}")
+            raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
         if weight is None:
             return np.ones(columns, np.float32)
         wanted = columns if group is None or weight.shape == (columns,) else group

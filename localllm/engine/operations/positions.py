@@ -82,7 +82,7 @@ class PositionVerbs(Recording):
 
     def rope(self, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None) -> Activation:
         if x.columns % rope.head_dim:
-            raise ModelError(f"{x.columns} columns are no whole number of heads of {rope.head_dim}")
+            raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
         divisors = None if factors is None else self._vector(factors, rope.dims // 2)
         if factors and divisors is not None:
             require_divisors(factors.name, divisors)

@@ -119,7 +119,7 @@ def assembler() -> Path:
     for folder in package.submodule_search_locations or () if package else ():
         for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # of the wheels for CUDA 12 and for CUDA 13
             return path
-    raise FileNotFoundError("there is no ptxas: install nvidia-cuda-nvcc")
+    raise FileNotFoundError("ptxas not found: install nvidia-cuda-nvcc")
 
 
 def main() -> None:

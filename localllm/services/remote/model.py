@@ -58,7 +58,7 @@ class RemoteModel:
     def fields(self, options: GenerationOptions) -> dict[str, Any]:
         """Return the fields of a request. Raises UsageError for options that servers do not support."""
         if options.on_overflow == "shift":
-            raise UsageError("on_overflow=shift is not for an endpoint: the server manages its own context")
+            raise UsageError("on_overflow=shift is not available with an endpoint: the server manages its own context")
         return {"model": self.name, **request_of(options, self.form, self.dialect)}
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class RemoteSession(Conversation):
     ) -> list[RemoteAnswer]:
         """Several answers, best first as far as the server tells probabilities. Raises EndpointError, UsageError."""
         if beams:
-            raise UsageError("beams is not for an endpoint: its API has no beam search")
+            raise UsageError("beams is not available with an endpoint: its API has no beam search")
         if not 1 <= n <= MOST:
             raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
         path, what = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (

@@ -925,7 +925,7 @@ def test_which_type_may_be_meant(text: str, question: str):
     assert suggest_type(text).startswith(question) and bool(suggest_type(text)) == bool(question)
 
 
-NO_TYPE = "is no type; localllm quantize --help lists them"
+NO_TYPE = "is not a type; localllm quantize --help lists them"
 
 
 @pytest.mark.parametrize(("words", "found"), [
@@ -1159,7 +1159,7 @@ def test_what_is_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_amounts(text: str, number: int):
     assert serve.amount(text) == number
     for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
-        with pytest.raises(ValueError, match="is not a size, as 500M or 8G"):
+        with pytest.raises(ValueError, match="is not a size such as 500M or 8G"):
             serve.amount(odd)
 
 
@@ -1186,7 +1186,7 @@ def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for said, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", said)
         assert endpoint.key_of(None) == known
-    with pytest.raises(UsageError, match="fast is not for an endpoint: the server sets it"):
+    with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
         endpoint.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 
 

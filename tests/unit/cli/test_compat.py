@@ -499,7 +499,7 @@ def test_words_for_commands_are_no_commands():
 
 
 def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
-    assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is no type; did you mean Q5_K_M?\n"
+    assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is not a type; did you mean Q5_K_M?\n"
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
     with pytest.raises(UsageError, match=r"there is no option 'xyzzyx'; Tab behind /set lists them$"):

@@ -548,7 +548,7 @@ def test_what_a_prompt_may_be():
         with pytest.raises(UsageError, match=r"^the prompt should be"):
             session._ids(wrong)
     for overflow in ("shift", "drop-turns"):
-        with pytest.raises(UsageError, match=f"^several answers do not go with on_overflow={overflow}$"):
+        with pytest.raises(UsageError, match=f"^several answers cannot be combined with on_overflow={overflow}$"):
             session._prepare_task("a", GenerationOptions(on_overflow=overflow))
 
 

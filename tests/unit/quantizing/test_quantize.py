@@ -724,7 +724,7 @@ def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["x"], "x is no type"),
+        (["x"], "x is not a type"),
         (["Q8_0", "x", "1", "2"], "expected IN [OUT] TYPE"),
         ([], "expected IN [OUT] TYPE"),
         (["Q8_0", "--tensor-type", "ffn"], "expected REGEX=FORMAT"),

@@ -64,5 +64,5 @@ def test_records_that_cannot_be_graded(record: dict, message: str):
 
 
 def test_an_invalid_schema():
-    with pytest.raises(UsageError, match='"schema" is no JSON schema'):
+    with pytest.raises(UsageError, match='"schema" is not a JSON schema'):
         GRADERS["json"]({"schema": {"type": "text"}}, "1")

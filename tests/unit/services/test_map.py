@@ -131,7 +131,7 @@ def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
     found = [(result["id"], result.get("error")) for result in lines(out)]
     assert found[0] == ("a", None) and found[-1] == ("b", None)
     assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
-    expected = "no JSON", "no JSON object", "the id 'a' is that of line 1", "an id should be", "no field", "tokens"
+    expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id should be", "no field", "tokens"
     assert all(part in error for part, (_, error) in zip(expected, found[1:-1], strict=True))
 
 
@@ -345,7 +345,7 @@ def test_what_is_jsonl():
     assert [record.id for record in read_records(b"\xef\xbb\xbfone\n \n{two}\n")] == [1, 3]
     assert [record.input for record in read_records(b"\xef\xbb\xbfone\n{two}\n")] == ["one", "{two}"]
     assert read_records(b"{not json}\n") == [Record(1, "{not json}")]
-    assert read_records(b"{not json}\n", "in.jsonl")[0].error.startswith("line 1 is no JSON")
+    assert read_records(b"{not json}\n", "in.jsonl")[0].error.startswith("line 1 is not JSON")
     assert read_records(b"") == []
 
 
@@ -355,7 +355,7 @@ def test_what_is_jsonl():
 def test_strange_json_is_an_error_of_its_line(line: bytes):
     [good, bad] = read_records(b'{"prompt": "Hi"}\n' + line)
     assert not good.error
-    assert bad.error.startswith("line 2 is no JSON")
+    assert bad.error.startswith("line 2 is not JSON")
     json.loads(json_line({"id": bad.id, "input": bad.input}))
 
 

@@ -43,8 +43,8 @@ def test_ids_of_records():
 
 def test_lines_that_are_no_records():
     good, number, nan, broken = read_records(b'{"a": 1}\n5\n{"a": NaN}\n{"a"\n')
-    assert good.error == "" and number.error == "line 2 is no JSON object" and number.id == 2
-    assert nan.error.startswith("line 3 is no JSON") and broken.error.startswith("line 4 is no JSON")
+    assert good.error == "" and number.error == "line 2 is not a JSON object" and number.id == 2
+    assert nan.error.startswith("line 3 is not JSON") and broken.error.startswith("line 4 is not JSON")
     plain = read_records(b"a\n\xff\n")
     assert plain[0] == Record(1, "a") and plain[1].error == "line 2 is not UTF-8 at byte 0"
     assert read_records("a\nü\n".encode("utf-16"))[1].input == "ü"

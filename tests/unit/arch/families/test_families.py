@@ -330,7 +330,7 @@ def refused(file, fields, problem):
     ("gemma4", {"rope.dimension_count_swa": 3}, "cannot rotate 3 dimensions of a head of"),
     ("gemma2", {"attention.sliding_window_pattern": np.array([True])}, "yes or no for each of 4 layers"),
     ("glm5_next", {"rope.dimension_count": 8}, "heads that are rotated are not supported here"),
-    ("glm5_next", {"attention.indexer.kpool_select_tail": False}, "behind the last pool are not supported"),
+    ("glm5_next", {"attention.indexer.kpool_select_tail": False}, "after the last pool are not supported"),
     ("grok", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor should be"),
     ("grok", {"rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor should be 1"),
     ("hrm_text", {"hrm.h_cycles": 7}, "layers are no 7 cycles of"),

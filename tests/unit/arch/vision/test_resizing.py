@@ -196,8 +196,8 @@ def test_what_is_read():
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"vision__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
-    ({"vision__patch_size": 9}, "none that a model"),
-    ({"vision__image_size": 1 << 20}, "none that a model sees"),
+    ({"vision__patch_size": 9}, "are not supported"),
+    ({"vision__image_size": 1 << 20}, "are not supported"),
     ({"vision__projector__scale_factor": 5}, "cannot be merged by 5"),
     ({"vision__block_count": 1025}, "block_count"), ({"use_gelu": True, "use_silu": True}, "both true"),
     ({"vision__image_mean": np.zeros(2, np.float32)}, "image_mean"),

@@ -91,8 +91,8 @@ def test_a_question_that_does_not_fit_is_wrong(tiny: str, tmp_path, cli):
         ("", "", "q.jsonl: there are no questions in this file"),
         ('{"prompt": "a"}', "", "q.jsonl: record 1: the grader exact needs the field 'answer'"),
         ('{"id": "x", "prompt": "a"}', "--grader number", "q.jsonl: record 'x': the grader number needs"),
-        ('{"prompt": "a", "answer": "b"', "", "q.jsonl: line 1 is no JSON"),
-        ("[1]", "", "q.jsonl: line 1 is no JSON object"),
+        ('{"prompt": "a", "answer": "b"', "", "q.jsonl: line 1 is not JSON"),
+        ("[1]", "", "q.jsonl: line 1 is not a JSON object"),
         ('{"prompt": "a", "answer": "b"}', "--redo", "--redo is about the answers in the output file: give -o FILE"),
     ],
 )

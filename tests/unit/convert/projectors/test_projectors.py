@@ -375,7 +375,7 @@ def test_halves_become_smaller_files(tmp_path, cli):
 
 
 REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
-    ("a model that does not see", lambda f: edit_json(f / "config.json", vision_config=None)),
+    ("the model has no vision encoder", lambda f: edit_json(f / "config.json", vision_config=None)),
     ("vision_config: expected an object", lambda f: edit_json(f / "config.json", vision_config=[])),
     ("made of Blip2", lambda f: edit_json(f / "config.json", architectures=["Blip2ForConditionalGeneration"])),
     ("mm_tokens_per_image", lambda f: edit_json(f / "config.json", mm_tokens_per_image=25)),

@@ -82,8 +82,8 @@ def test_vocabularies_without_merges(clip):
 
 
 @pytest.mark.parametrize(("merges", "problem"), [
-    ([], None), (["a b</w>"], None), (["b</w> a"], "of pieces that are no tokens"), (["a x"], "of pieces that are"),
-    (["x a"], "of pieces that are no tokens"), (["ab</w>"], "a merge that is not two pieces"),
+    ([], None), (["a b</w>"], None), (["b</w> a"], "of pieces that are not tokens"), (["a x"], "of pieces that are"),
+    (["x a"], "of pieces that are not tokens"), (["ab</w>"], "a merge that is not two pieces"),
     ([" a"], "a merge that is not two pieces"), (["a "], "a merge that is not two pieces"),
 ])  # fmt: skip
 def test_merges_that_are_none(merges: list[str], problem: str | None):

@@ -524,7 +524,7 @@ def test_answers_that_cannot_be():
     for n in (0, 17):
         with pytest.raises(UsageError, match="n should be from 1 to 16"):
             model().session.candidates([], n=n)
-    with pytest.raises(UsageError, match="beams is not for an endpoint"):
+    with pytest.raises(UsageError, match="beams is not available with"):
         model().session.candidates([], beams=1)
     for reply in ({}, {"choices": []}, {"choices": 5}):
         with pytest.raises(EndpointError, match="sent no answer"):
