@@ -66,7 +66,7 @@ class Model(GenerationMixin):
         prefixes: "PrefixStore | None" = None,
         written: "NgramCache | None" = None,
     ):
-        """threads: for other models that this one opens."""
+        """Wrap an opened file; threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
         self.file_type, name = file.type_name, file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
@@ -106,7 +106,7 @@ class Model(GenerationMixin):
 
     @property
     def files(self) -> list[str]:
-        """Return all that it was read from, those of draft models too."""
+        """Return the paths of all files that were read, those of draft models included."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
         return [*self.file.parts, *drafts, *filter(None, [self.engine.head_path])]
 

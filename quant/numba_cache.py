@@ -29,8 +29,8 @@ FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 def compiled(function: Callable, name: str = "") -> Any:
     """Decorate a function that Numba compiles at its first call, without the GIL, cached on disk.
 
-    A folder that cannot be written costs compiling in every process, nothing else. name: distinguishes functions made
-    from the same source.
+    If the folder cannot be written, every process compiles it anew. name: distinguishes functions made from the same
+    source.
     """
     function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)

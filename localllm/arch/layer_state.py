@@ -49,10 +49,10 @@ class Paged:
 class Latent:
     """A latent row for each token, from which the keys and values of the heads are made (DeepSeek-V2, 2024).
 
-    It is a key for all heads, and its first numbers are a value for all. It is kept as keys are.
+    It is a key for all heads, and its first numbers are a value for all. It is stored as keys are.
 
-    An index holds the keys of the indexer, which selects keys. With a period, rows of blocks of so many tokens, which
-    only the last token of each has, are all that is seen.
+    is_index: it holds the keys of the indexer, which selects keys. period: if above 1, a row stands for a block of that
+    many tokens; only the last token of each block has one, and only these rows are seen.
     """
 
     layer: int

@@ -90,7 +90,7 @@ def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurr
 
 
 def each_normed(b: Builder, h: Any, x: Activation, norm: Any) -> Activation:
-    """Return each stream by its root mean square; norm: a number for each of its columns."""
+    """Normalize each stream by its root mean square; norm: a factor for each of its columns."""
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 
 

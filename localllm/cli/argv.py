@@ -18,7 +18,7 @@ TOO_MANY = {
     "the name of a folder stands for its files, with the fields {file} and {text}",
     "chat": "quote a text of several words",
 }
-COMPLAINTS = " should be ", " cannot be combined ", " is not for "  # that are made of options only
+COMPLAINTS = " should be ", " cannot be combined ", " is not available "  # that are made of options only
 
 
 @dataclass
@@ -85,7 +85,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
 
 
 def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
-    """Return the option that --ctx_size is, say: llama.cpp takes either sign."""
+    """Return an option such as --ctx_size with dashes, if there is one: llama.cpp accepts either."""
     other = f"--{name[2:].replace('_', '-')}"
     return other if name.startswith("--") and (other in known or is_foreign(other)) else name
 

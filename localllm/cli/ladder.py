@@ -26,7 +26,7 @@ ADDED = 1.02  # times as large is not larger: metadata may grow
 
 @frozen
 class LadderOptions:
-    """Describe the files to make and the options for them."""
+    """The files to make and the options for them."""
 
     path: str  # of the input
     mmproj: bool

@@ -145,7 +145,7 @@ class MapCommand:
         return of_input(target, data, self.given.name, by, self.output.redo, self.output.redo_errors)
 
     def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
-        """Open the file of answers; of what it has, those that belong to other records go. Raises UsageError."""
+        """Open the file of answers, without answers to other records. Raises UsageError."""
         from localllm.services.map import belonging
 
         records = self.given.records

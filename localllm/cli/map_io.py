@@ -40,7 +40,7 @@ class Given(NamedTuple):
     """The input.
 
     Attributes:
-        records: all of them, or a stream.  table: that they are the rows of, None for lines.
+        records: all of them, or a stream.  table: whose rows they are, None for lines.
         data, name: the file's bytes and its name, "" for stdin.
     """
 
@@ -136,7 +136,7 @@ class Writer:
     """Writes results, a line for each."""
 
     def __init__(self, out: JsonlFile | None, format: str, table: Table | None, properties: Sequence[str]):
-        """out: None for stdout, in this format.  table, properties: see table_output."""
+        """Write results to `out`, None for stdout, in this format; table, properties: see table_output."""
         self._out, self._format, self._table, self._properties = out, format, table, properties
         self._columns: dict[str, tuple[str, ...]] | None = None
 
@@ -176,7 +176,7 @@ class Progress:
     """Show progress and the final statistics on stderr."""
 
     def __init__(self, left: "list[Record] | RecordStream", before: int):
-        """left: records to answer.  before: those that an earlier start has answered."""
+        """Start counting; left: records to answer.  before: those that an earlier run has answered."""
         self._line, self._left, self.before = ProgressLine(), left, before
         self._written = self._failed = self._tokens = 0
         self._start = perf_counter()

@@ -336,7 +336,7 @@ def remember(
 
 
 def with_template(named: TemplateGroup, given: Given) -> Given:
-    """Return the prompt that a template makes: what is asked about, and its text behind that. Raises UsageError."""
+    """Return the prompt that a template makes: the material, and the text after it. Raises UsageError."""
     from localllm.services.prompt_templates import fields_of, load
 
     assert named.template is not None

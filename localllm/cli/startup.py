@@ -1,7 +1,7 @@
-"""Interpreter tricks of a start and an end, each with what it saves. LOCALLLM_PLAIN_START=1 leaves them all out.
+"""Interpreter tricks at the start and the end, each with what it saves; LOCALLLM_PLAIN_START=1 disables them all.
 
-Measured with a warm `localllm run -p Hi -n 1`, the fastest of 15 starts on two busy cores: 0.59 s, and 0.68 s plain.
-Other savings are no tricks: modules that import what they need (`localllm.__getattr__`), commands made by name
+Measured with a warm `localllm run -p Hi -n 1`, the fastest of 15 starts on two busy cores: 0.59 s, and 0.68 s without
+them. Other savings need no tricks: modules that import what they need (`localllm.__getattr__`), commands made by name
 (`cli.app.LazyCommands`).
 """
 

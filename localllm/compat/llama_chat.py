@@ -1,4 +1,4 @@
-"""llama-cpp-python's chat completions, with tools and forms, as dicts in OpenAI's form."""
+"""llama-cpp-python's chat completions, with tools and response formats, as dicts in OpenAI's layout."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,10 @@ class ChatCompletion:
     """An answer to a conversation that has begun."""
 
     def __init__(self, model: "Model", given: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
-        """name: of the model in responses; last_n, seed: as of answer_options. Raises ContextError, UsageError."""
+        """Prepare a chat completion. Raises ContextError, UsageError.
+
+        name: of the model in responses; last_n, seed: as of answer_options.
+        """
         options = answer_options(given, last_n, seed)
         if (schema := schema_of(given.response_format)) is not None:
             options["schema"] = schema

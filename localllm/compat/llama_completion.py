@@ -31,7 +31,10 @@ class TextCompletion:
     """A text completion that has begun."""
 
     def __init__(self, model: "Model", given: CompletionArguments, name: str, last_n: int, seed: int | None) -> None:
-        """name: of the model in responses; last_n, seed: as of answer_options. Raises ContextError, UsageError."""
+        """Prepare a completion. Raises ContextError, UsageError.
+
+        name: of the model in responses; last_n, seed: as of answer_options.
+        """
         self.model, self.given, self.logprobs = model, given, None if given.logprobs is None else int(given.logprobs)
         options = answer_options(given, last_n, seed)
         if options["stop"] and given.grammar is not None:

@@ -56,15 +56,15 @@ class StoppingCriteriaList(list[Any]):
 
 
 class LlamaState:
-    """Store evaluated tokens, for Llama.load_state of the same model.
+    """Evaluated tokens, for Llama.load_state of the same model.
 
     Attributes:
-        n_tokens: how many tokens.  input_ids: they, int32 [n_tokens].  seed: the model's.
+        n_tokens: how many tokens.  input_ids: the tokens, int32 [n_tokens].  seed: the model's.
         scores: logits after each token, float32 [n_tokens, vocab], None without logits_all.
     """
 
     def __init__(self, sequence: "TokenSequence | None", rows: list[np.ndarray], seed: int) -> None:
-        """sequence: which the state owns.  rows: logits, float32 [tokens, vocab], in several arrays."""
+        """Take ownership of `sequence`; rows: logits, float32 [tokens, vocab], in several arrays."""
         self.sequence, self.rows, self.seed = sequence, rows, seed
         self.input_ids = np.array(sequence.tokens if sequence else [], np.intc)
         self.n_tokens = len(self.input_ids)
@@ -324,7 +324,7 @@ class Llama:
         return LlamaState(self._sequence.fork() if self._sequence else None, [*self._rows], self._seed)
 
     def load_state(self, state: LlamaState) -> None:
-        """Go back to what was evaluated when a state was saved, of this model. Raises UsageError."""
+        """Restore a state that save_state returned, of this model. Raises UsageError."""
         if state.sequence and state.sequence.engine is not self.model.engine:
             raise UsageError("state should be of this model")
         self.reset()

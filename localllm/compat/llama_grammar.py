@@ -11,14 +11,14 @@ from localllm.generation.constraints.constraint import constraint_of
 
 
 class LlamaGrammar:
-    """A form of answers, checked. Make it with from_string, from_file or from_json_schema.
+    """A checked constraint on answers. Make it with from_string, from_file or from_json_schema.
 
     Attributes:
-        options: the keyword argument of Model.generate that has it: schema or grammar.
+        options: the keyword argument of Model.generate that holds it: schema or grammar.
     """
 
     def __init__(self, **options: Any) -> None:
-        """options: schema or grammar. Raises UsageError for one that cannot be used."""
+        """Check the options, schema or grammar. Raises UsageError for one that cannot be used."""
         constraint_of(**options)
         self.options = options
 
@@ -29,7 +29,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> Self:
-        """Make it of a file in GBNF. Raises UsageError."""
+        """Make a grammar from a file in GBNF. Raises UsageError."""
         try:
             return cls.from_string(Path(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

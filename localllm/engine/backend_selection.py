@@ -59,7 +59,7 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
-    """Choose by the options; has_driver is called only where it matters."""
+    """Choose a backend by the options; has_driver is called only if it matters."""
     if options.backend in ("cpu", "reference"):
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():

@@ -156,9 +156,9 @@ class Engine:
         return self._backend
 
     def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
-        """Read the tokens of several sequences in one run; returns the last logits of each, float32 [1, vocab].
+        """Read the tokens of several sequences in one run; return the last logits of each, float32 [1, vocab].
 
-        See Sequence.append; no sequence may be there twice.
+        See Sequence.append; a sequence can be in a run only once.
         """
         return self.run(requests, "last", precise)
 

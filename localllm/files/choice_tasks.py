@@ -47,7 +47,7 @@ def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
 
 
 def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
-    """Parse a line of CSV a task. Raises UsageError with `name` and the line."""
+    """Parse one task per line of CSV. Raises UsageError with `name` and the line."""
     tasks = []
     for number, line in enumerate(text_lines(data, name), 1):
         _, sentence, first, second, answer = split_winogrande(line) or [""] * 5

@@ -91,7 +91,7 @@ class CallArguments(AnswerArguments, total=False):
 
 
 class ChatArguments(CallArguments, total=False):
-    """tools: functions that the model may call, or descriptions in OpenAI's form."""
+    """Arguments of a chat; tools: functions that the model may call, or descriptions in OpenAI's format."""
 
     tools: Sequence[Any]
 

@@ -18,7 +18,7 @@ class AsyncGeneration(Generic[Answer]):
     """
 
     def __init__(self, begin: Callable[[], Answer]):
-        """begin: makes the answer, in a thread: templates and vocabularies take time."""
+        """Store `begin`, which starts the answer; it runs in a thread, since templates and vocabularies take time."""
         self._begin: Callable[[], Answer] | None = begin
         self._generation: Answer | None = None
 

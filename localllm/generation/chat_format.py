@@ -60,8 +60,8 @@ def find_partial_answer(
 ) -> PartialAnswer | None:
     """Return the text and reasoning of a conversation's last message, if the answer continues it.
 
-    choice: of who asks; None for whenever that message is an answer without calls. Reasoning may be in the content,
-    between the model's marks. Raises UsageError.
+    choice: whether the caller asks for it; None: whenever that message is an answer without calls. Reasoning may be in
+    the content, between the model's marks. Raises UsageError.
     """
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):

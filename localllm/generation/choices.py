@@ -108,7 +108,7 @@ class ScoredPrompt:
     """
 
     def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
-        """row: logits after the prompt, float32 [vocab]; sequence: may be None if the tree has no paths."""
+        """Start scoring; row: logits after the prompt, float32 [vocab]; sequence: None only without paths."""
         self.tree, self.sequence = tree, sequence
         self._known: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
         self._forks: list[Tokens] = []
@@ -180,7 +180,7 @@ class ManyScores:
     """
 
     def __init__(self, engine: "Engine", prepare: Callable[[Any], tuple[Request, TextTree]], precise: bool):
-        """prepare: makes a request from a prompt, and the texts to score after it; it raises LocalllmError."""
+        """Store the engine; prepare: makes a request and its texts to score from a prompt; it raises LocalllmError."""
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()

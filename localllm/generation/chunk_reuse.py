@@ -114,7 +114,7 @@ class ChunkReuse:
 def find_reuse(
     engine: "Engine", sequence: "Sequence", prompt: Ids[int], others: Iterator["Sequence"], least: int
 ) -> ChunkReuse | None:
-    """Find the sequence that has most chunks of what is to be read of a prompt; None if none has any.
+    """Find the sequence that shares the most chunks with the unread part of a prompt; None if none shares any.
 
     others: the sequences to look at, the latest first; SOURCES of them at most.
     """

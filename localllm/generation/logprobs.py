@@ -40,9 +40,9 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
 
 
 def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[list[LikelyToken], np.ndarray]:
-    """Return log probabilities of a prompt's tokens but the first, and the logits behind it, float32 [vocab].
+    """Return log probabilities of a prompt's tokens but the first, and the logits after it, float32 [vocab].
 
-    sequence: an empty one, which is closed.  count: likeliest tokens to tell beside each.
+    sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each.
 
     Runs are short, so that activations keep 16 bits and few logits are in memory. Raises as Sequence.append.
     """

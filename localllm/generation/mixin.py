@@ -120,7 +120,7 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[ChatArguments],
     ) -> Generation:
-        """Return the whole answer to messages, or what continues a text or token ids, as `chat` and `generate`."""
+        """Return the whole answer to messages, or the continuation of a text or token ids, as `chat` and `generate`."""
         from localllm.generation.async_generation import AsyncGeneration
 
         def begin() -> Generation:

@@ -256,9 +256,9 @@ class PrefixCache:
             before.sequence.close()
 
     def give_back(self, answer: "Completion") -> None:
-        """Take the sequence of an answer that says no more, and learn what it has written for drafts of later ones.
+        """Take back the sequence of a finished answer, and add its text to the source of later drafts.
 
-        Takes no lock, unless others share this cache: a finalizer may do this anywhere.
+        It takes no lock unless others share this cache: a finalizer may call it anywhere.
         """
         sequence, answer.guesses = answer.sequence, None
         if sequence is None:

@@ -17,7 +17,7 @@ from localllm.generation.chunked_prefill import PrefillSegments, reusable_prefix
 
 
 class TurnBoundary(NamedTuple):
-    """Return how many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
+    """The lengths of a sequence when a prompt was read and when its answer had ended (None: not yet), in tokens."""
 
     prompt: int
     end: int | None = None
@@ -42,7 +42,7 @@ class ReuseCandidate(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """Return how many tokens of a source are worth something.
+    """How many tokens of a source can be used.
 
     Attributes:
         is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.

@@ -83,9 +83,9 @@ class Request:
         return self.error is not None or (bool(self.answers) and all(one.finish_reason for one in self.answers))
 
     def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "Runs | None" = None) -> list["Completion"]:
-        """Make its answers, which have no token yet: with the seeds seed, seed + 1, and so on.
+        """Create the answers, without any token yet, with the seeds seed, seed + 1, and so on.
 
-        runs: in which the prompt is read, if not as the engine says.
+        runs: how to split the prompt into runs, by default as the engine does.
 
         Raises UsageError and ContextError.
         """
@@ -122,7 +122,7 @@ class Output(NamedTuple):
 
 
 class AnswerPlace(NamedTuple):
-    """A snapshot of an answer before one of its tokens; row: what that was sampled from, if not the logits."""
+    """A snapshot of an answer before one of its tokens; row: what the token was sampled from, if not the logits."""
 
     length: int
     sampler: Sampler

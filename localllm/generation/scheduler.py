@@ -1,8 +1,8 @@
 """Continuous batching: requests are answered at once, and answers join and leave between any two steps.
 
-A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt; then it takes
-every answer one token further, or several if a draft is right. As in Orca (Yu et al. 2022), with memory by pages (vLLM,
-Kwon et al. 2023). Everything that is answered is answered here: a Generation is a Scheduler of one request.
+A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt; then it takes every
+answer one token further, or several if a draft is right. This is Orca's method (Yu et al. 2022), with memory in pages
+(vLLM, Kwon et al. 2023). All answers are made here: a Generation is a Scheduler of one request.
 """
 
 import sys
@@ -53,11 +53,11 @@ class Scheduler:
         precise: bool = True,
         cache: PrefixCache | None = None,
     ):
-        """parallel: the maximum of concurrent answers, or the answers to one prompt if they are more.
+        """Set up a scheduler; parallel: the most concurrent answers, or the answers to one prompt if they are more.
 
-        chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
-        precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        cache: the prefix cache that sequences are taken from and returned to; None: one that ends with this object.
+        chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most. precise:
+        with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits. cache: the prefix
+        cache that sequences are taken from and returned to; None: one that ends with this object.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0

@@ -335,7 +335,7 @@ class Session(Conversation):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
-        """Start an answer; return the part of the conversation that stays, and it. is_own: for this session."""
+        """Start an answer; return the part of the conversation that is kept, and the answer; is_own: this session's."""
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)

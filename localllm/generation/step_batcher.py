@@ -160,7 +160,7 @@ class StepBatcher:
                 self._wait()
 
     def complete(self, step: Step) -> None:
-        """Wait until others have made a step, or make it together with what they have handed in."""
+        """Wait until another thread has run a step, or run it together with the steps that others have handed in."""
         while not step.is_done:
             batch = list[Step]()
             try:
@@ -217,7 +217,7 @@ class StepBatcher:
 
 
 def run(batch: list[Step]) -> None:
-    """Make some steps in one run of the model; if that fails, each in its own, and those that fail know why."""
+    """Make some steps in one run of the model; if it fails, make each alone, and record the errors."""
     if not batch:
         return
     began, first, logits = perf_counter(), batch[0], batch[0].logits

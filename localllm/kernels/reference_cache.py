@@ -12,14 +12,14 @@ from localllm.quant.layouts import IQ4_VALUES
 class ReferenceCache:
     """KV cache and recurrent states of a sequence in the reference backend.
 
-    By state: keys and values float32 [2][tokens, heads, head dimension], and the states of recurrent layers after
+    Each state has keys and values float32 [2][tokens, heads, head dimension]; recurrent layers have the states after
     `length` tokens.
     """
 
     def __init__(
         self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
     ):
-        """states: None for a sequence that has met no recurrent layer."""
+        """Allocate the cache; states: None for a sequence that has met no recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types

@@ -18,7 +18,7 @@ class ClampedWeights:
     """The tensors that had such weights; filled by several threads."""
 
     def __init__(self, is_strict: bool = False):
-        """is_strict: the first one is an error."""
+        """Start empty; is_strict: the first clamped weight is an error."""
         self._is_strict, self._lock = is_strict, Lock()
         self._counts = dict[tuple[str, str], tuple[int, float]]()  # by (tensor, format): how many, the largest
 

@@ -296,7 +296,7 @@ class Sequel:
     """Types that are made one after the other; an interrupted command resumes with the first missing one."""
 
     def __init__(self, rungs: Sequence[Rung], texts: Sequence[str]):
-        """texts: files that the result depends on, in addition to the source."""
+        """Find the state of an interrupted run; texts: files that the result depends on, in addition to the source."""
         self._rungs, guard = rungs, SourceGuard([*rungs[0].plan.source.files, *texts])
         said = (VERSION, guard.identity, [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs])
         self._state = State(

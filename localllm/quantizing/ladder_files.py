@@ -115,7 +115,7 @@ class PartFile:
 
 
 class State:
-    """Keep on disk how many tensors the files have."""
+    """A record on disk of how many tensors the files have."""
 
     def __init__(self, path: str, key: str):
         self.path, self._key = path, key

@@ -28,7 +28,7 @@ BOOLS = {"true": True, "false": False}
 
 @frozen
 class MetadataEdits:
-    """Return the changes, and lines that describe them."""
+    """Changes of metadata, and lines that describe them."""
 
     values: Mapping[str, Packed]
     removed: Sequence[str] = ()

@@ -35,11 +35,11 @@ OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
 @frozen
 class TensorReport:
-    """Record the findings in a tensor.
+    """The findings about a tensor.
 
     Attributes:
         problem: why it is broken, None if it is not.  error: root of the squared error by that of the source's weights,
-            None without a source.  largest: of the weights' sizes.  spread: the largest group's mean by the median.
+            None without a source.  largest: the largest magnitude.  spread: the largest mean of a group by the median.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TensorReport:
 
 @frozen
 class Verification:
-    """Record the findings in a file: defects and oddities, each in a sentence."""
+    """The findings about a file: defects and oddities, each in a sentence."""
 
     files: Sequence[dict[str, Any]]  # path, size, sha256
     tensors: Sequence[TensorReport]
@@ -62,7 +62,7 @@ class Verification:
     odd: Sequence[str] = field(default_factory=list)
 
     def by_format(self) -> list[dict[str, Any]]:
-        """Summarize tensors by format: how many, weights, and errors where there is a source."""
+        """Summarize tensors by format: their number, their weights, and their errors if there is a source."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
             mine = [tensor for tensor in self.tensors if tensor.format == name]

@@ -68,7 +68,7 @@ class ModelEntry:
 
 
 class ModelPool:
-    """Return all models of a server. To be used in one event loop.
+    """All models of a server, for use in one event loop.
 
     Attributes:
         entries: by name, in the order given; the first one is the default.

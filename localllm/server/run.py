@@ -124,7 +124,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
 
 
 def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
-    """Open what is listened on, or take what a service manager has opened; the first one's address.
+    """Open the server's sockets, or take those of a service manager; return the first one's address.
 
     Raises LocalllmError.
     """

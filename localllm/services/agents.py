@@ -1,6 +1,6 @@
-"""Settings with which coding agents use a server of this program.
+"""The settings with which coding agents use a server of this program.
 
-Each gets them by its own variables and arguments, for this one start: no file of the user changes.
+Each agent gets them by its own variables and arguments, for this one start: no file of the user is changed.
 """
 
 import json

@@ -63,7 +63,7 @@ def embedder(job: EmbedJob) -> Iterator[Any]:
 
 
 def text_of(record: Record, field: str) -> "str | ShownImage":
-    """Return a record's text, that is the line or the field of an object, or its image.
+    """Return a record's text (the line, or the field of an object), or its image.
 
     Raises UsageError.
     """
@@ -111,7 +111,7 @@ def files_below(names: Sequence[str]) -> list[str]:
 
 
 def file_text(path: str) -> str:
-    """Read a text file. Raises UsageError if it is binary, that is has a zero byte, or not UTF-8 or UTF-16."""
+    """Read a text file. Raises UsageError if it is binary (has a zero byte), or not UTF-8 or UTF-16."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -28,7 +28,10 @@ class Questions:
     """
 
     def __init__(self, records: Sequence[Record], usual: str, name: str):
-        """usual: the grader of records that name none.  name: the file's. Raises UsageError, with the record."""
+        """Check the records. Raises UsageError, which names the record.
+
+        usual: the grader of records that name none.  name: the file's.
+        """
         self.records, self.graders = records, dict[str | int, str]()
         for record in records:
             if record.error:
@@ -108,7 +111,7 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
-    """Compare each two models."""
+    """Compare each pair of models."""
     compared = []
     for one, other in combinations(evaluations, 2):
         both = [(one.reasons[id], other.reasons[id]) for id in one.reasons if id in other.reasons]

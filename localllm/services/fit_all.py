@@ -58,7 +58,7 @@ def names_here() -> Iterator[str]:
 def row_of_file(
     name: str, context: int, kv_type: str, bandwidth: float, on_read: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Describe a model by its file, with a context of so many tokens, or its own if that is shorter."""
+    """Describe a model by its file, for a context of that many tokens, or the model's own if that is shorter."""
     on_read(f"reading the header of {name}")
     try:
         path = resolve(name)

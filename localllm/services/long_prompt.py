@@ -134,7 +134,10 @@ class PartAnswers:
         path: Callable[[str], str],
         show: Callable[[int, int], Any],
     ):
-        """path: returns the file of answers by a hash. show: called with the number of finished parts, and of all."""
+        """Set up the question.
+
+        path: returns the file of answers by a hash.  show: called with the number of finished parts, and of all.
+        """
         from dataclasses import replace
 
         self._model, self._question, self._path, self._show = model, question, path, show

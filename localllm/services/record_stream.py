@@ -1,4 +1,4 @@
-"""Records of a pipe whose end is not known: each is there as soon as its line is."""
+"""Records of a pipe whose end is not known: each is available as soon as its line has arrived."""
 
 import io
 import threading
@@ -35,7 +35,7 @@ class RecordStream:
     """
 
     def __init__(self, source: Any):
-        """source: a binary stream, which a thread reads by lines."""
+        """Start a thread that reads `source`, a binary stream, line by line."""
         self.may_wait: Callable[[], bool] = lambda: True
         self.pending, self.count = deque[Record](), 0
         self._error: LocalllmError | None = None

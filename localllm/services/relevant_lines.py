@@ -1,8 +1,8 @@
 """Find the lines of a long text that matter to a question, by reading it once.
 
-The model goes through the text as if it had written after each line whether it belongs to the answer, and always "no".
-How much more likely "yes" would have been there than after the lines around it is the line's score. Nothing is
-generated: a line costs its own tokens and some four more. Figures: docs/decisions/relevant-lines.md.
+The model reads the text as if it had written after each line whether it belongs to the answer, and always "no". A
+line's score is how much more likely "yes" would have been there than after the lines around it. Nothing is generated: a
+line costs its own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
 """
 
 import re

@@ -44,7 +44,7 @@ def nothing() -> np.ndarray:
 
 @frozen
 class Prediction:
-    """Return how well a text was predicted in the chunks so far; float64 [scored tokens]."""
+    """The scores of a text in the chunks so far; float64 [scored tokens]."""
 
     chunks: int = 0
     nll: np.ndarray = field(default_factory=nothing)  # -log of the probability of the text's token

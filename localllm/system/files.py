@@ -229,9 +229,9 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 
 
 def nameless_file(folder: str) -> int:
-    """Create a file that is gone when it is closed, unless `give_name` is called.
+    """Create a file that disappears when it is closed, unless `give_name` is called.
 
-    Raises OSError where there are none.
+    Raises OSError where the system does not support this.
     """
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
         raise OSError

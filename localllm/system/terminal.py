@@ -173,7 +173,7 @@ def raw_keys(
 
 @contextmanager
 def raw_console_keys(stream: Any) -> Iterator[bool]:
-    """Do the same for Windows' consoles."""
+    """Do what raw_keys does, for Windows' consoles."""
     if (mode := console_mode(stream)) is None:
         yield False
         return

@@ -100,7 +100,7 @@ class _Extension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, length: int) -> str:
-        """Count a turn of a loop or a call of a macro, which writes `length` characters of its own."""
+        """Count an iteration of a loop or a call of a macro, which writes `length` characters of its own."""
         tick(length)
         return ""
 

@@ -1,12 +1,12 @@
 """Byte-pair merging of plain text (without special tokens) to token ids, in its two dialects.
 
 Both start from single characters and join neighbours, the best pair first, until no pair is left to join; they differ
-in what a character is, in what "best" means, and in what becomes of characters that are no token.
+in what a character is, in what "best" means, and in how they represent characters that are not tokens.
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen): words, cut by regular expressions, of bytes written as printable characters;
   the file lists the merges in order.
 - SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge makes the piece of highest score; bytes for
-  characters that are no token.
+  characters that are not tokens.
 
 Of `tokenizers` only the regular expressions are used. Its BPE model gives every merge a rank of its own, so it cannot
 take the leftmost of merges with equal scores, as SentencePiece does; and building it takes 250 ms for Llama 3's 128k

@@ -1,8 +1,8 @@
 """WordPiece (BERT, Devlin et al. 2018): the longest piece that a word begins with, until its end.
 
-Texts are normalized before: control characters go, accents too, letters become small; white space, punctuation and
-Chinese characters end words. As in the models' own tokenizers, a word with something in it that is no piece is one
-unknown token as a whole, and so is one that is too long. Source:
+Texts are normalized first: control characters and accents are removed, letters become lower case; white space,
+punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be split into pieces
+becomes one unknown token as a whole, and so does one that is too long. Source:
 https://github.com/google-research/bert/blob/master/tokenization.py
 """
 

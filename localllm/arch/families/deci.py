@@ -61,10 +61,7 @@ def forward(b: Builder, w: Weights, h: Deci) -> Activation:
 def block(
     b: Builder, w: Weights, h: Deci, layer: int, state: Paged | None, x: Activation, factors: Weight | None
 ) -> Activation:
-    """Apply one layer: what it has of attention, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
+    """Apply one layer: attention if it has any, then the feed-forward network, each added to the residual stream."""
     if not h.feeds[layer]:
         b.ignore(*w.all())
         return x

@@ -74,7 +74,7 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
 def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
     """Compute the layer's output for tokens, and its logits.
 
-    Made: the row of the token before each one, float32 [tokens, width].
+    made: the row of the token before each one, float32 [tokens, width].
     """
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)

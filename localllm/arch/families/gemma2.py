@@ -18,7 +18,7 @@ LAYERS_OF_27B = 46  # whose queries are scaled by the width of a head, not by it
 
 @frozen
 class Gemma2(Windowed):
-    """Softcaps are the largest magnitudes of scores and logits."""
+    """The hyperparameters of Gemma 2; softcaps are the largest magnitudes of scores and logits."""
 
     score_softcap: float
     logit_softcap: float

@@ -19,7 +19,7 @@ LAYERS_OF_27B = 62  # whose queries are scaled by the width of a head, not by it
 
 @frozen
 class Gemma3(LocallyRotated):
-    """Softcaps are the largest magnitudes of scores and logits, 0 for none."""
+    """The hyperparameters of Gemma 3; softcaps are the largest magnitudes of scores and logits, 0 for none."""
 
     score_softcap: float
     logit_softcap: float

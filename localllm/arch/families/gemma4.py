@@ -25,7 +25,10 @@ from localllm.frozen import frozen
 
 @frozen
 class Gemma4(Windowed):
-    """`local`: attention of the layers with a window. Only the first `own_states` layers make keys and values."""
+    """The hyperparameters of Gemma 4.
+
+    local: attention of the layers with a window. Only the first `own_states` layers compute keys and values.
+    """
 
     local: Attention
     own_states: int

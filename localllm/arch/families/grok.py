@@ -22,7 +22,7 @@ UNREAD = "router_logit_softcapping", "attention.temperature_length"
 
 @frozen
 class Grok(Transformer):
-    """Softcaps are the largest magnitudes of scores and logits."""
+    """The hyperparameters of Grok; softcaps are the largest magnitudes of scores and logits."""
 
     embedding_scale: float
     score_scale: float

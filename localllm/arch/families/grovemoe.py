@@ -1,8 +1,8 @@
 """GroveMoE (Wu et al. 2025, arXiv 2508.07785).
 
-Unlike Qwen 3 with experts: what they make goes through smaller experts, too, of which each stands for a group of them.
-Whether an expert of its group was chosen chooses a smaller one; as in llama.cpp, its weight is the score of the expert
-that has its number.
+Unlike in Qwen 3 with experts, the experts' input also goes through smaller experts, each of which belongs to a group of
+experts. A smaller expert is used if an expert of its group was selected; as in llama.cpp, its weight is the score of
+the expert that has its number.
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Lfm2(Transformer):
-    """The convolutions have `taps`."""
+    """The hyperparameters of LFM2; taps: of the convolutions."""
 
     taps: int
     attention_window: int | None

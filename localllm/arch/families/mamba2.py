@@ -29,10 +29,7 @@ class StateSpace:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return the columns of the convolution's input.
-
-        The values, and what keys and queries are in attention (B and C).
-        """
+        """Return the columns of the convolution's input: the values, and B and C, which are like keys and queries."""
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
     def state(self, layer: int) -> Recurrent:

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663), Granite Embedding R2 (2508.21085).
 
-Unlike BERT: queries and keys are rotated; norms, without biases, before what they normalize for; GELU with a gate, or
-SwiGLU; of three layers two see a window, and rotate with a base of their own.
+Unlike BERT: queries and keys are rotated; norms, without biases, precede the parts of a layer (pre-norm); the
+activation is GELU with a gate, or SwiGLU; two of three layers see a window, and rotate with a base of their own.
 """
 
 from dataclasses import field

@@ -15,7 +15,7 @@ from localllm.frozen import frozen
 
 @frozen
 class OLMo(Transformer):
-    """`limit` is the largest magnitude of queries, keys and values, 0 for none."""
+    """The hyperparameters of OLMo; limit: the largest magnitude of queries, keys and values, 0 for none."""
 
     limit: float
 

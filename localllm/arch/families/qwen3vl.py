@@ -21,7 +21,7 @@ __all__ = ["forward", "read"]
 
 @frozen
 class Qwen3VL(Transformer):
-    """deep: layers that add a part of an image's rows."""
+    """The hyperparameters of Qwen3-VL; deep: number of layers that add a part of an image's rows."""
 
     deep: int
 

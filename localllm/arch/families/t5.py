@@ -30,7 +30,7 @@ REACH = 128  # places from which on all distances are alike
 
 @frozen
 class T5(Hyperparameters):
-    """`layers` are the encoder's; heads of head_dim; numbers of biases of a head."""
+    """The hyperparameters of T5; `layers` is the number of the encoder's layers."""
 
     epsilon: float
     heads: int

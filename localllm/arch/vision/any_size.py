@@ -1,6 +1,7 @@
 """Encoders of pictures of any size.
 
-An image keeps its shape, but for sides of whole rows of the language model, and narrow black bars that make up for it.
+An image keeps its aspect ratio; its sides are rounded to whole rows of the language model, with narrow black bars to
+fill the difference.
 """
 
 from typing import Any, ClassVar

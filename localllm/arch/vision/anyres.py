@@ -27,7 +27,7 @@ class Anyres(NamedTuple):
     """The rules for cutting images.
 
     Attributes:
-        sizes: of which an image is made the best one, pixels, whole tiles; none: it is not cut.
+        sizes: in pixels, whole tiles; an image is resized to the best of them; none: it is not cut.
         is_unpadded: whether the tiles' rows are put together to lines; else they are one after the other.
     """
 
@@ -53,7 +53,7 @@ def read_anyres(fields: Fields, side: int) -> Anyres:
 
 
 def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
-    """Return all of an image, and then the tiles, row by row."""
+    """Return the whole image as a square, and then its tiles, row by row."""
     whole = resize(picture, (side, side), BICUBIC)
     return [whole, *cut_tiles(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
 

@@ -63,7 +63,7 @@ class ClipText(Vision):
 
 
 class Towers(NamedTuple):
-    """Both."""
+    """The hyperparameters of both encoders."""
 
     vision: ClipVision
     text: ClipText

@@ -1,9 +1,8 @@
 """Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299).
 
-SigLIP, of whose patches squares are put one after the other.
-
-An image is cut in squares of the side that the encoder was trained for, after it was made as long as the file says
-(`preproc_image_size`); after them comes the whole image as one more square.
+The encoder is SigLIP, with squares of patches concatenated to one row. An image is first resized to the length that the
+file gives (`preproc_image_size`) and cut into squares of the side that the encoder was trained for; after them comes
+the whole image as one more square.
 """
 
 import numpy as np
@@ -22,7 +21,7 @@ tower = siglip
 
 @frozen
 class Idefics3(Vision):
-    """longest: the longer side of an image before it is cut, pixels; 0: it is not cut."""
+    """The encoder's hyperparameters; longest: the longer side of an image before it is cut, in pixels; 0: not cut."""
 
     longest: int
 

@@ -29,7 +29,7 @@ EPSILON = 1e-5  # of the projector's norm
 
 @frozen
 class InternVision(Vision):
-    """tiles: how many there are of an image, at least and at most."""
+    """The encoder's hyperparameters; tiles: the fewest and the most tiles of an image."""
 
     tiles: tuple[int, int]
 

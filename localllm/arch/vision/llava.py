@@ -29,7 +29,7 @@ BARS = 122, 116, 104  # CLIP's mean colour
 
 @frozen
 class Llava(Vision):
-    """seen: the layers that count.  cuts: how images are cut."""
+    """The encoder's hyperparameters; seen: the layers whose rows are used.  cuts: how images are cut."""
 
     seen: int
     cuts: Anyres

@@ -24,7 +24,10 @@ WINDOW = 112  # pixels, on each side
 
 @frozen
 class Qwen2Vision(AnySize):
-    """pattern: every `pattern`-th layer sees the whole picture, the others windows of it; 0: all see it."""
+    """The encoder's hyperparameters.
+
+    pattern: every `pattern`-th layer sees the whole picture, the others windows of it; 0: all see it.
+    """
 
     pattern: int
 

@@ -21,7 +21,7 @@ __all__ = ["MARKS", "gather", "prepare", "project", "read", "tower"]
 
 @frozen
 class Qwen3Vision(Qwen2Vision):
-    """deep: the layers whose rows are for the first layers of the language model."""
+    """The encoder's hyperparameters; deep: the layers whose rows go to the first layers of the language model."""
 
     deep: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""localllm config: what holds, and who says so."""
+"""localllm config: the options in effect, and where they come from."""
 
 import os
 from collections.abc import Iterator

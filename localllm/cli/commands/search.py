@@ -154,7 +154,7 @@ def block(hit: "Hit", before: int, after: int) -> str:
 
 
 def lines_of(hit: "Hit", before: int, after: int) -> list[tuple[int, str]]:
-    """Return the numbered lines of a passage, and so many before and after it."""
+    """Return the numbered lines of a passage, with that many lines before and after it."""
     passage = hit.passage
     found = [*enumerate(passage.text.split("\n"), passage.first)]
     if not (before or after):

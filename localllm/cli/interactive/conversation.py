@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what is asked and answered, shown, and written to a session's file."""
+"""A conversation in the terminal: reads questions, shows answers, and saves both to a session's file."""
 
 import os
 from collections.abc import Callable, Sequence

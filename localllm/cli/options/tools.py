@@ -1,4 +1,4 @@
-"""Options for tools that a model may use, and from them to what it is offered."""
+"""Options for tools that a model may use, and the tools that they offer it."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated

@@ -28,7 +28,7 @@ class Stages:
     """Estimate the time that is left of a command with several stages, by their usual shares and by their pace."""
 
     def __init__(self, shares: Mapping[str, float], clock: Callable[[], float] = monotonic):
-        """shares: of the whole time, by stage, in their order; their sum does not matter."""
+        """Start the clock; shares: of the whole time, by stage, in their order; their sum does not matter."""
         self._shares, self._clock = dict(shares), clock
         self._begun = self._last = clock()
         self._spent, self._stage = dict[str, float](), ""
@@ -67,7 +67,7 @@ class Progress:
     """Show the stages of a command; a context manager, which may be entered again for the next ones."""
 
     def __init__(self, shares: Mapping[str, float], line: ProgressLine):
-        """line: where compiling shows its progress."""
+        """Set up the display; line: where compiling shows its progress."""
         self._stages, self._line = Stages(shares), line
         self._shown: _Bar | _Lines = _Bar(line) if is_terminal(sys.stderr) and not is_dumb() else _Lines()
 

@@ -27,7 +27,7 @@ ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was allo
 
 
 class ToolCalls:
-    """Does what a model calls for, if the user says so.
+    """Runs the tools that a model calls, if the user allows it.
 
     Attributes:
         box: the tools.
@@ -36,7 +36,7 @@ class ToolCalls:
     def __init__(
         self, box: Toolbox, yes: Sequence[str], most_steps: int, keyboard: "Keyboard | None", transcript: str | None
     ):
-        """transcript: the name of a file, or None."""
+        """Set up the tools; transcript: the name of a file, or None."""
         self.box, self._yes, self._always, self._most = box, {*yes}, set[str](), most_steps
         self._keyboard, self._steps = keyboard, 0
         self._path = transcript

@@ -22,7 +22,7 @@ class VectorOutput(Protocol):
         ...
 
     def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
-        """rows: float32 [records, numbers]."""
+        """Store the records and their vectors, float32 [records, numbers]."""
         ...
 
     def fail(self, record: "Record", error: Exception) -> None:
@@ -60,7 +60,7 @@ class Lines:
     """A line for each vector."""
 
     def __init__(self, file: Any, plain: bool):
-        """file: a JsonlFile, or another; None for stdout."""
+        """Store the output: a JsonlFile, another file, or None for stdout."""
         self._file, self._plain = file, plain
 
     def left(self, records: "list[Record]") -> "list[Record]":

@@ -62,7 +62,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def shared_metadata(c: SeeingConfig, kind: str) -> dict[str, Any]:
-    """Build the metadata of both."""
+    """Build the metadata that Qwen2-VL and Qwen2.5-VL share."""
     c.vision.only("spatial_merge_size", MERGE)
     c.vision.only("temporal_patch_size", FRAMES)
     return {"projector_type": kind, "vision.attention.layer_norm_epsilon": EPSILON}

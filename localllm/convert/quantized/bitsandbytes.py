@@ -1,9 +1,9 @@
 """bitsandbytes: weights of 4 bits (NF4, FP4) with scales of blocks, and of 8 bits with scales of rows (LLM.int8).
 
-Of 4 bits: weight = map[code] * absmax of its block of the flattened matrix, the first code in a byte's high half;
-absmax may be quantized itself, to 8 bits with a map, scales of blocks and an offset. JSON in a tensor of its own
-(X.weight.quant_state.bitsandbytes__nf4) says what X.weight means. Of 8 bits: weight = number * SCB / 127.
-Source: the package's functional.py (QuantState.as_dict).
+4 bits: weight = map[code] * absmax of its block of the flattened matrix, the first code in a byte's high half; absmax
+may be quantized itself, to 8 bits with a map, scales of blocks and an offset. JSON in a tensor of its own
+(X.weight.quant_state.bitsandbytes__nf4) says what X.weight means. 8 bits: weight = number * SCB / 127. Source: the
+package's functional.py (QuantState.as_dict).
 """
 
 import json

@@ -35,7 +35,7 @@ class Factor(NamedTuple):
 
 
 def form_of(operation: Product, rows: int) -> str | None:
-    """Return the verb that converts a product's input from float32, if any; rows: the most of the input."""
+    """Return the verb that converts a product's input from float32, if any; rows: the most that the input can have."""
     kind = CardWeights.format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in PLAIN else "quantize_planes"

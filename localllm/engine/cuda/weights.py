@@ -24,7 +24,7 @@ class CardWeights:
     """
 
     def __init__(self, card: Card, matrices: Iterable[Weight], on_upload: Progress | None):
-        """Prepare; matrices: all that will be uploaded; on_upload is called with their uploaded bytes."""
+        """Prepare the upload of `matrices`; on_upload is called with the bytes uploaded so far."""
         self.capability = card.capability
         self._card, self._on_upload, self._done = card, on_upload or (lambda done, total: None), 0
         self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())

@@ -119,7 +119,7 @@ def pad_biases(biases: np.ndarray) -> np.ndarray:
 
 
 class AttentionVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of attention."""
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
@@ -215,7 +215,7 @@ class AttentionReference(Computing, RowwiseVerbs):
 
 
 def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
-    """Make weights of scores, and the logarithms of what they were divided by."""
+    """Compute weights from scores, and the logarithms of the sums that they were divided by."""
     nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
     s -= top

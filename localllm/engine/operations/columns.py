@@ -81,7 +81,7 @@ class MixStreams(Operation):
 
 
 class ColumnVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of columns."""
 
     def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
         period = period or x.columns

@@ -33,9 +33,10 @@ class Computing:
         self, spans: Sequence[Any], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """spans: as Program.run takes them, their stores ReferenceCache; context: the most tokens of a sequence.
+        """Prepare to compute some spans, as Program.run takes them; their stores are ReferenceCaches.
 
-        matrices: those dequantized so far, by name and first row; observer: gets what each matrix meets.
+        context: the most tokens of a sequence.  matrices: those dequantized so far, by name and first row.  observer:
+        gets the inputs of each matrix.
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
@@ -80,5 +81,5 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Find the indices of the largest values of each row, int64 [rows, count]; of equal ones the first."""
+    """Find the indices of the largest values of each row, int64 [rows, count]; ties go to the first."""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]

@@ -59,7 +59,7 @@ class GatedMean(ScanOperation):
 
 
 class ConvolutionVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of convolutions."""
 
     def convolve(
         self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1

@@ -167,7 +167,7 @@ class AddVector(Operation):
 
 
 class ElementwiseVerbs(Recording, RowwiseVerbs):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of element-wise operations."""
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **given: float) -> Activation:
         for x in inputs[1:]:

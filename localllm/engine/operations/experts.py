@@ -182,7 +182,7 @@ class AddExpertSquares(ChoiceOperation):
 
 
 class ExpertVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of experts."""
 
     def __init__(self, vocab_size: int, width: int, context: int):
         super().__init__(vocab_size, width, context)

@@ -51,7 +51,7 @@ class ExportHidden(Operation):
 
 
 class HiddenStateVerbs(ColumnVerbs):
-    """The verbs as a recorder has them.
+    """The recorder's implementation of the verbs of hidden states.
 
     Attributes:
         begins: whether image embeddings can replace tokens.

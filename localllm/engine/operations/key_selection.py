@@ -72,7 +72,7 @@ class SelectKeyBlocks(SelectKeys):
 
 
 class KeySelectionVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of key selection."""
 
     def select_keys(
         self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
@@ -100,7 +100,7 @@ def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
 
 
 class Selection(NamedTuple):
-    """Return how many blocks of keys are selected, see localllm.arch.verbs."""
+    """The limits of a selection of key blocks, see localllm.arch.verbs."""
 
     most: int
     block: int

@@ -63,7 +63,7 @@ class MatrixOperation(Operation):
 
 @operation
 class StateOperation(Operation):
-    """An operation that reads or changes what a layer keeps of a sequence."""
+    """An operation that reads or changes a layer's state of a sequence."""
 
     state: State
 

@@ -78,7 +78,7 @@ class ScaleByPosition(Operation):
 
 
 class PositionVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of positions."""
 
     def rope(self, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None) -> Activation:
         if x.columns % rope.head_dim:

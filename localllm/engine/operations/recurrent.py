@@ -153,7 +153,7 @@ class WKV7(RowScan):
 
 
 class RecurrentVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of recurrent layers."""
 
     def selective_scan(
         self, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight, skip: Weight,

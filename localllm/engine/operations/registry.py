@@ -1,4 +1,4 @@
-"""Return all operations, by verb: one row for each family of them."""
+"""A registry of all operations, by verb: one row for each family of them."""
 
 from types import ModuleType
 

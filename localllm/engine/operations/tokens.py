@@ -22,7 +22,7 @@ class GatherRows(MatrixOperation):
     """An operation that makes rows of a matrix by their numbers."""
 
     def gather_rows(self, steps: Steps, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
-        """Append the step; ids: int64; reads: the buffer of these, if they are in one."""
+        """Append the step; ids: int64; reads: the buffer that holds them, if any."""
         weight, output = self.weight, self.output
         x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
@@ -69,7 +69,7 @@ class ReplaceIds(Operation):
 
 
 class AsColumn(Operation):
-    """Each token's id and 1, as a number."""
+    """A column with each token's id, and one with 1, as numbers."""
 
     VERB = "as_column"
 
@@ -125,7 +125,7 @@ class Pool(Operation):
 
 
 class TokenVerbs(Recording):
-    """The verbs as a recorder has them."""
+    """The recorder's implementation of the verbs of tokens."""
 
     def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = self._matrix(weight)

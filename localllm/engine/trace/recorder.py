@@ -52,7 +52,7 @@ class Recorder(
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
-        Oddities: collects the parts that are no language model.
+        oddities: collects the parts that are no language model.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):

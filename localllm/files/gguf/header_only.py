@@ -43,7 +43,7 @@ class BeginningReader(HeaderReader):
 
 
 def header_complete(data: mmap.mmap, path: str, available: int) -> bool:
-    """Return whether the first `known` bytes of a file hold its whole header.
+    """Return whether the first `available` bytes of a file hold its whole header.
 
     Raises ModelError if they are not a GGUF header.
     """

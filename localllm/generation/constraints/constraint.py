@@ -71,7 +71,13 @@ class Constraint:
             self.beginning(LLTokenizer("byte"))
 
     def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
-        """Make a matcher at the start of an answer in these tokens. Raises UsageError."""
+        """Make a matcher at the start of an answer.
+
+        The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 for 128 thousand; later ones take 20 us.
+
+        vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end
+        token.
+        """
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -85,10 +91,10 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, schema: Any, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
-        """JSON by a JSON schema: a dict, its text, or a type as pydantic takes them: classes, list[int], Literal.
+        """Constrain answers to a JSON schema: a dict, its text, or a type for pydantic (class, list[int], Literal).
 
-        whitespace: keep what the model writes of it between the parts of JSON; else the text is compact.
-        additional_properties: let objects have others where the schema does not say; a class's never do.
+        whitespace: keep the white space that the model writes between the parts of JSON; else the text is compact.
+        additional_properties: allow properties that the schema does not mention; in a class they are never allowed.
         """
         from llguidance import LLMatcher
 
@@ -236,7 +242,7 @@ class Matcher:
     """Follows an answer, token by token, and knows which may come next."""
 
     def __init__(self, matcher: "LLMatcher | GrammarMatcher", vocab: int, tokenizer: "Tokenizer"):
-        """vocab: how many tokens there are, the tokenizer's and the model's padding."""
+        """Start at the beginning of an answer; vocab: number of the tokenizer's tokens and the model's padding."""
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
         self._require_sound()

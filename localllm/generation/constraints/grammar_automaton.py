@@ -43,7 +43,8 @@ class RuleEntry:
     """Rules that were entered at one place of a text, and their return states. Compared by identity.
 
     Attributes:
-        callers: what is after each rule.  rules: all that began there.  returns: what Automaton knows of them.
+        callers: the states after each rule.  rules: all that were entered there.
+        returns: configurations after a rule, cached by Automaton.
     """
 
     __slots__ = ("callers", "returns", "rules")
@@ -68,7 +69,7 @@ class Automaton:
     """
 
     def __init__(self, network: Network, trie: TokenTrie, token_ids: list[int]):
-        """token_ids: of the network's vocabulary tokens."""
+        """Set up the automaton; token_ids: of the network's vocabulary tokens."""
         self._network, self._trie, self._token_ids = network, trie, token_ids
         self._classify_bytes()
         root, end = Closure(-1, frozenset(), False), Closure(-1, frozenset(), False)
@@ -92,7 +93,7 @@ class Automaton:
         self._merged = self._trie.merge(self._class_of)
 
     def _clear(self) -> None:
-        """Forget all that was worked out. Row 0 is for what cannot be read."""
+        """Clear the cached table. Row 0 is for what cannot be read."""
         self._table = np.zeros((256, self._columns), np.int32)
         self._is_known, self._is_end = np.zeros(256, bool), np.zeros(256, bool)
         self._configurations: list[Configuration] = [frozenset()]

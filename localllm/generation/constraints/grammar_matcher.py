@@ -37,7 +37,7 @@ class GrammarMatcher:
         return self._automaton.compute_mask(self._configuration)
 
     def consume_token(self, token: int) -> bool:
-        """Accept a token; if it may not, that is an error."""
+        """Accept a token; a token that is not allowed puts the matcher into an error state."""
         if self.try_consume_tokens([token]):
             return True
         self._error = f"token {token} is not allowed here"

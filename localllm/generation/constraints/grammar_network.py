@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 class Arc(NamedTuple):
-    """A way to another state; what: READ's state of Utf8Automata, TOKEN's number or ENTER's rule."""
+    """A transition to another state; what: READ's state of Utf8Automata, TOKEN's number or ENTER's rule."""
 
     kind: Kind
     what: int

@@ -92,9 +92,9 @@ def _bound(schema: dict[str, Any]) -> None:
 
 
 def _exact(value: Any, word: str) -> Any:
-    """Convert large numbers to floats. Raises UsageError for one that would become another number.
+    """Convert large numbers to floats. Raises UsageError for one that a float cannot represent exactly.
 
-    llguidance (1.9) makes floats of all numbers, and fails at the least one in 64 bits.
+    llguidance (1.9) reads all numbers as floats, and fails at the smallest 64-bit integer.
     """
     if isinstance(value, Mapping):
         return {name: _exact(part, word) for name, part in value.items()}

@@ -73,7 +73,10 @@ class Embedder:
     chunk = 4096  # texts that are read before their vectors are written
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
-        """pooling: one of POOLINGS instead of the file's. Raises ModelError, MemoryLimitError, UsageError."""
+        """Open the model. Raises ModelError, MemoryLimitError, UsageError.
+
+        pooling: one of POOLINGS instead of the file's.
+        """
         from localllm.engine.embedding_runner import EmbeddingRunner
 
         self.pooling = pooling_of(file, pooling)

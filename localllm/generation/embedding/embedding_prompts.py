@@ -1,7 +1,7 @@
-"""The prompts that embedding models expect in front of queries and documents: the file says it, or its name does.
+"""The prompts that embedding models expect in front of queries and documents, from the file or by the model's name.
 
-Files that localllm converts have it under `localllm.prompt.query` and `localllm.prompt.document`, from
-sentence-transformers' prompts. The others' come from the models' cards.
+Files that localllm converts have them under `localllm.prompt.query` and `localllm.prompt.document`, from
+sentence-transformers' prompts. Those of other files come from the models' cards.
 """
 
 import re

@@ -29,9 +29,9 @@ class Candidates(NamedTuple):
 
     @property
     def best(self) -> int:
-        """The index of the largest logit; of equals the first. NaN counts as the largest, and is found here.
+        """The index of the largest logit, the first if several are equal.
 
-        Raises LocalllmError for logits that are not numbers.
+        NaN counts as the largest. Raises LocalllmError if it is not finite.
         """
         best = 0 if self.ranked else int(np.argmax(self.logits))
         if not math.isfinite(self.logits[best]):
@@ -85,7 +85,7 @@ class History:
     """The last tokens of a text: at least `most` of them, or all."""
 
     def __init__(self, most: int):
-        """most: -1 for all of them, 0 for none."""
+        """Prepare to store the previous tokens; most: -1 for all of them, 0 for none."""
         self.most, self._count = most, 0
         self._tokens = np.empty(FIRST_ROOM if most else 0, np.int64)
 
@@ -116,7 +116,7 @@ class Breakers:
     """Texts that end a repeated sequence, however they are tokenized."""
 
     def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer | None"):
-        """tokenizer: may be None if there are no texts."""
+        """Prepare to look for the texts; tokenizer: may be None if there are none."""
         self._texts, self._tokenizer = [text.encode() for text in texts], tokenizer
         self._longest = max(map(len, self._texts), default=1)
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended

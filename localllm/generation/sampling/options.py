@@ -36,7 +36,7 @@ ABOVE_0 = math.nextafter(0, 1)
 
 
 class Range(NamedTuple):
-    """The numbers that make sense for an option, as a text for messages and as bounds, which belong to it."""
+    """The valid numbers of an option: as a text for messages, and as bounds, which are valid themselves."""
 
     text: str
     least: float = -math.inf

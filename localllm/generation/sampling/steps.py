@@ -212,7 +212,7 @@ def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent
 
 
 def likeliest(candidates: Candidates) -> Candidates:
-    """Keep the most likely token; of equals, the one with the lowest id."""
+    """Keep the most likely token; ties go to the lowest id."""
     best = candidates.best
     return candidates.keep(slice(best, best + 1))
 

@@ -292,7 +292,7 @@ class Guesses:
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
         """Set up the proposers, which have read the text so far; those without cost come first.
 
-        Costs: those of others, too.
+        costs: those of others, too.
         """
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
@@ -300,7 +300,7 @@ class Guesses:
     def draft(self, most: int, others: int = 0) -> list[int]:
         """Draft at most `most` next tokens, often none; others: tokens of the step that are not this answer's.
 
-        The first step is without: its time is the measure.
+        The first step has no draft: its time is the baseline.
         """
         best = DraftPlan([], GAIN)
         if not self._costs.are_known or others >= MOST:

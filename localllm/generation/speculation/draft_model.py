@@ -31,7 +31,7 @@ PADDING = 128  # tokens that one vocabulary may have more at its end, as in llam
 
 
 class ModelDrafter(Drafter):
-    """A model that guesses for others. Each answer has a sequence of its own."""
+    """A draft model for other models. Each answer has a sequence of its own."""
 
     def __init__(self, cache: PrefixCache, tokenizer: Tokenizer):
         self._cache, self._pieces, self._account = cache, tokenizer.pieces, SpeculationBudget()

@@ -13,7 +13,7 @@ TOKENS = "tokenizer.ggml.tokens"
 def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
     """Attach a file's draft head to the model; return whether it has one.
 
-    Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.
+    Raises as Engine.use_head, and UsageError for a head whose vocabulary differs from this tokenizer's.
     """
     engine = cache.engine
     if path == engine.head_path:

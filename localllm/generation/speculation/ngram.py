@@ -90,7 +90,7 @@ class NGrams:
         return len(self._length) - 1
 
     def rewind(self, count: int) -> None:
-        """Keep what was undone, as an earlier text: it was written here once."""
+        """Keep undone tokens as an earlier text, since they were written here once."""
 
     def propose(self) -> Iterator[Guess]:
         """Draft what followed the last time; a token's trust is the length of the match before it."""
@@ -107,7 +107,7 @@ class Copies:
     account = None
 
     def __init__(self, grams: NGrams):
-        """grams: the n-grams of the same texts, which get every token first."""
+        """Start with no copy; grams: the n-grams of the same texts, which get every token first."""
         self._grams = grams
         self._place: int | None = None  # in the text, of what comes next if the copy goes on
         self._followed = 0  # tokens that the answer has followed it in a row
@@ -140,7 +140,7 @@ class Copies:
             self._left.appendleft(self._place)
 
     def rewind(self, count: int) -> None:
-        """Keep what was undone, as `grams` does."""
+        """Do nothing: `grams` keeps undone tokens."""
 
     def propose(self) -> Iterator[Guess]:
         """Draft the next tokens of the original; a token's trust is the number of copied tokens before it."""

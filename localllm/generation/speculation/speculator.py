@@ -54,10 +54,10 @@ def logits_for(work: list[AnswerSpan]) -> str:
 
 
 class Speculator:
-    """Guesses for answers that are made together, which know together what steps cost."""
+    """Drafts for the answers of one batch, which share their measurements of what a step costs."""
 
     def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
-        """held: of an only answer, has what guesses need as long as it is made: a draft model's sequence."""
+        """Set up the speculator; held: what the drafter of a single answer needs, such as a draft model's sequence."""
         self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
 
     def listen(self, answering: Completion, others: int = 0) -> None:

@@ -41,7 +41,10 @@ class JsonToolCallParser:
     """
 
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
-        """names: of the tools.  fits: whether a tool takes arguments, JSON.  is_single: only the first call counts."""
+        """Start at the beginning of an answer.
+
+        names: of the tools.  fits: whether a tool accepts arguments, JSON.  is_single: only the first call counts.
+        """
         self._names, self._fits, self._is_single = names, fits, is_single
         self._held, self._is_line = "", True  # whether what is held begins a line
         self._has_said = self._has_called = self.repeats = False

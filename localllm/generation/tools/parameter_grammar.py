@@ -24,7 +24,7 @@ class ParameterGrammar:
 
     def __init__(self, rule: str, schema: Mapping[str, Any], marks: ParameterMarks, tokenizer: "Tokenizer",
                  literal: Callable[[str], str]):  # fmt: skip
-        """rule: the beginning of all rules' names.  literal: makes a rule from a text."""
+        """Build the rules; rule: the prefix of all rules' names.  literal: makes a rule from a text."""
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
         self._keys = [*(schema.get("properties") or {})]
         self._required = {key for key in schema.get("required") or () if key in self._keys}

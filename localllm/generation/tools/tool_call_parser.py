@@ -27,7 +27,10 @@ class ToolCallParser:
     def __init__(
         self, format: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()
     ):
-        """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, after an ESCAPE."""
+        """Start at the beginning of an answer.
+
+        tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, after an ESCAPE.
+        """
         self._format, self._tools, self._marks = format, tools, marks
         self._trigger = escape_tokens(format.trigger, marks)
         self._is_token, self._is_tag = ESCAPE in self._trigger, format.has_tag
@@ -140,7 +143,7 @@ class ToolCallParser:
         return self._scan.ended
 
     def _behind(self, parts: list[TextPart]) -> bool:
-        """Behind arguments: another call, or nothing."""
+        """Parse what follows arguments: another call, or nothing."""
         if self._format.separator is None:
             return False
         return self._passes(self._format.separator, self._naming)

@@ -37,11 +37,10 @@ class ToolRun(TextIterator):
         permission: Permission | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ):
-        """begin: answers, given `messages`.  max_turns: of calls.  permission: whether a call may be performed.
+        """Set up a run; begin: makes the model's answer to `messages`. Raises UsageError if a tool is no function.
 
-        loop: in which asynchronous functions run, of another thread; None for one of their own.
-
-        Raises UsageError for tools that are no functions.
+        max_turns: the most turns with calls.  permission: whether a call may be performed.  loop: in which asynchronous
+        functions run, of another thread; None for one of their own.
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
             raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
@@ -114,6 +113,6 @@ class ToolRun(TextIterator):
             self._running.cancel()
 
     def close(self) -> None:
-        """Stop here."""
+        """Stop the run."""
         self.stop()
         self.answer.close()

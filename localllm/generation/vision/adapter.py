@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class VisionAdapter:
-    """Threads that look wait for each other.
+    """A model's image encoder, opened when it is needed. Threads that encode wait for each other.
 
     Attributes:
         encoder: encodes images, None until it is needed.
     """
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
-        """path: of the model; threads: that encode; keeps: encoded images across processes."""
+        """Prepare; path: of the model; threads: that encode; keeps: whether encoded images are cached on disk."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
         self.encoder: ImageEncoder | None = None

@@ -152,7 +152,7 @@ def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
 
 
 def text(code: bytes, start: int) -> str:
-    """Return the text there, which a zero byte ends."""
+    """Return the text at `start`, which ends with a zero byte."""
     return code[start : code.index(b"\0", start)].decode()
 
 
@@ -214,7 +214,7 @@ def fill_in(
 
 
 def required_function(name: str) -> int:
-    """Return the address of a function of C's or the mathematical library. Raises LocalllmError."""
+    """Return the address of a function of the C or math library. Raises LocalllmError."""
     if (address := function_address(name)) is None:
         raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
     return address

@@ -37,7 +37,7 @@ if SIMULATED:
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):
-        """Return a word (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
+        """Return a function (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
 
         def products(q, k):
             return tuple(np.dot(np.reshape(k, (-1, columns)), np.reshape(q, (-1, columns)).T).reshape(-1).tolist())

@@ -108,7 +108,7 @@ def q8_0_chunk(address):
 
 @device
 def q8_0_codes(address):
-    """Load codes by shuffles within 16 bytes, then of whole 16 bytes."""
+    """Load codes, first by shuffles within 16 bytes, then by shuffles of 16-byte groups."""
     v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
     v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
     v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)

@@ -49,10 +49,7 @@ IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 @device
 def eight_signs(code):
-    """Return the 8 sign bits of a 7-bit code.
-
-    The code, and an eighth bit that makes the number of ones even.
-    """
+    """Return the 8 sign bits of a 7-bit code: the code, and an eighth bit that makes the number of ones even."""
     parity = code ^ code >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1

@@ -42,7 +42,7 @@ def striped_nibbles(first, second):
 
 @device
 def nibbles_in_turn(even, odd):
-    """Split nibbles from those of runs 0, 2, 4, 6, and of 1, 3, 5, 7."""
+    """Split the nibbles of runs 0, 2, 4, 6 and of runs 1, 3, 5, 7 into bytes."""
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
 

@@ -41,7 +41,7 @@ Codes = list[Any]  # vectors of words
 
 
 class Reader(NamedTuple):
-    """The way from a format's codes to words."""
+    """The functions that read a format's codes as words."""
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # a unit is two runs
@@ -182,7 +182,7 @@ def make_codes(layout, distance):
 
 
 def runs_in_pairs(name, run_bytes):
-    """Return the reader of a format whose runs lie so many bytes apart, each with its codes in natural order."""
+    """Return the reader of a format whose runs lie `run_bytes` apart, each with its codes in natural order."""
     layout = LAYOUTS[name]
 
     def units(builder, address, runs) -> Iterator[Codes]:

@@ -71,7 +71,7 @@ def dots_in_words(builder, accumulator, pairs, largest):
 def dot_signed_bytes(builder, accumulator, x, y):
     """Compute dot products of signed bytes, y above -128, with half the work.
 
-    Sizes of x times y with the signs of x.
+    The magnitudes of x are multiplied by y with the signs of x.
     """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
     y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
@@ -133,7 +133,7 @@ def multiply_words(builder, x, y):
 
 
 def multiply_pairs(builder, x, y):
-    """Multiply pairs of 16 words: 8 sums of two."""
+    """Multiply 16 words by 16 others, and add neighbouring products: 8 sums."""
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 

@@ -105,7 +105,7 @@ def erf_f32x16(x):
 def if_finite_f32x16(y, x):
     """Compute y, but NaN where x is not finite.
 
-    A function whose values are bounded would hide what a broken weight made.
+    Otherwise a function whose values are bounded would hide the effect of broken weights.
     """
     return fma_f32x16(x, zero_f32x16(), y)
 

@@ -21,11 +21,11 @@ MOST = 16  # answers to one prompt
 
 
 class RemoteModel:
-    """One of a server's.
+    """A model of a server.
 
     Attributes:
-        endpoint: the server.  name: the model's there.  dialect: what the server can be asked for.
-        form: what answers shall look like.
+        endpoint: the server.  name: the model's there.  dialect: the features that the server supports.
+        form: the required form of answers.
         session: the conversation with it.
     """
 
@@ -34,7 +34,10 @@ class RemoteModel:
     warnings: Sequence[str] = ()
 
     def __init__(self, endpoint: Endpoint, name: str | None = None, form: Form | None = None):
-        """name: None for the server's first. Raises EndpointError, UsageError for a name that it does not have."""
+        """Connect to the server. Raises EndpointError, UsageError for a model that it does not have.
+
+        name: None for the server's first model.
+        """
         self.endpoint, self.path, self.form = endpoint, endpoint.url, form or Form()
         listed = endpoint.get("/models").get("data")
         models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []

@@ -179,5 +179,5 @@ def units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tup
 
 
 def evenly(length: int, most: float) -> float:
-    """Return the length of equal parts, as few as have at most so much each."""
+    """Return the length of equal parts, as few as possible with at most `most` each."""
     return length / ceil(length / most) if length else 0

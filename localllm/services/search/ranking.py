@@ -72,7 +72,7 @@ class Search:
     ):
         """Open the models, and bring the index up to date.
 
-        lines: to be ranked instead of files.  show: called with how far it is. Raises ModelError, UsageError.
+        lines: to be ranked instead of files.  show: called with the progress. Raises ModelError, UsageError.
         """
         self._models, self._show, self._stack = models, show, ExitStack()
         self._names, self._wanted, self._has_files = names, wanted, lines is None
@@ -173,7 +173,7 @@ def words_of(question: str) -> list[str]:
 
 
 def without_repetition(found: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
-    """Return the first passages, without those most of whose lines are in a better one of the file, or as in it."""
+    """Return the first passages, except those most of whose lines are in a better passage of the file, or repeat it."""
     chosen = list[tuple[int, Passage]]()
     for id, passage in found:
         if len(chosen) == top:

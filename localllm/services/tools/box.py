@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     """The result of a call.
 
     Attributes:
-        text: that the model gets.  failed: whether it is an error.
+        text: shown to the model.  failed: whether it is an error.
     """
 
     text: str

@@ -1,12 +1,12 @@
-"""Run Python that a model wrote: in a process that can harm nothing, for some seconds, in some memory.
+"""Run Python that a model wrote in a harmless process, with limited time and memory.
 
-On Linux alone. The process sees what programs are made of and writes in an empty folder (Landlock, as localllm's tool
-`run`), can have no sockets and send no signals (a seccomp filter, which all that it begins inherits), and has limits of
-memory, time and files. Where the kernel has neither, nothing is run.
+This works only on Linux. The process can read the installed programs and write in an empty folder (Landlock, as
+localllm's tool `run`), cannot open sockets or send signals (a seccomp filter, which its children inherit), and has
+limited memory, time and files. If the kernel lacks either of the two, nothing is run.
 
 `run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
-confines itself and becomes Python that runs PROGRAM. It imports no other module of localllm, and runs under
-`python -I -S`.
+confines itself and becomes Python that runs PROGRAM. It imports no other module of localllm, and runs under `python -I
+-S`.
 """
 
 import ctypes

@@ -107,7 +107,7 @@ def pack_weights(weights, rows, count):
 
 
 def make_many(load_key, load_value):
-    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
     pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
 
     @device

@@ -1,11 +1,9 @@
-"""Attention over the KV cache, blocked.
+"""Attention over the KV cache in blocks: softmax(q k^T * scale) v with only a block of scores in memory at a time.
 
-Softmax(q k^T * scale) v without ever holding more than a block of scores.
-
-The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit
-of work (attention_plan.py) is one key-value head and up to 96 such rows of one sequence. It passes over the keys in
-blocks: scores, then the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), then the
-values. `merge` puts the parts of split contexts together (as Flash-Decoding does). Memory is linear in the length.
+The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit of
+work (plan.py) is one key-value head and up to 96 such rows of one sequence. It passes over the keys in blocks: scores,
+then the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), then the values. `merge`
+puts the parts of split contexts together (as Flash-Decoding does). Memory is linear in the length.
 
 Powers are of 2, for which the scores are scaled by log2(e). A row's sum stays in 16 lanes until the end.
 

@@ -67,7 +67,7 @@ MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(IQ4_VALUES)]
 
 
 def make_plain(width, load_16, store_16, limit):
-    """Return numbers of `width` bytes, of sizes below the limit."""
+    """Make the functions for numbers of `width` bytes whose magnitudes are below the limit."""
 
     @device
     def load(head, d):
@@ -183,9 +183,9 @@ def make_symmetric(block_bytes, centre, store_codes):
 
 
 def make_with_minimum(block_bytes, top, store_codes):
-    """Return Q4_1's or Q5_1's way to store: codes reach from the smallest number to the largest.
+    """Make the function that stores Q4_1 or Q5_1: codes range from the smallest number to the largest.
 
-    The padding is none of them: it repeats the first one.
+    The padding repeats the first number, so that it is neither.
     """
     top = float32(top)
 

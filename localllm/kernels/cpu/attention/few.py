@@ -26,7 +26,7 @@ outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_s
 
 
 def make_few(load_key, load_value):
-    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
 
     @inlined
     def products(q, padded, key):

@@ -40,7 +40,7 @@ def make_convert(load):
 
 
 def make_many(load_key, load_value):
-    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
     convert_keys, convert_values = make_convert(load_key), make_convert(load_value)
 
     @device

@@ -63,7 +63,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 def rows_at_once(count, group):
     """Return the most rows of a unit at once.
 
-    If there are few tokens it is whole tokens, so that each uses the kernel that it would use alone.
+    For a few tokens these are whole tokens, so that each uses the kernel that it would use alone.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS

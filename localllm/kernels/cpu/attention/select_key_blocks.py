@@ -1,6 +1,6 @@
 """Selection of each head's key blocks by their best keys (MiniMax M3, 2026), from the cache.
 
-Scratch as in localllm.kernels.cpu.attention.select_keys; scores of blocks, those of a head after those of another.
+The scratch memory is as in localllm.kernels.cpu.attention.select_keys, with scores of blocks, head after head.
 """
 
 from localllm.kernels.arguments import PAGE, SELECT_KEY_BLOCKS, SEQUENCE

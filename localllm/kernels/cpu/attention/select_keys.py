@@ -112,7 +112,7 @@ def make(format_name):
 
     @device
     def score_all(a, table, q, weights, columns, blocks, scores):
-        """Compute scores of the first blocks; whether all of them are numbers."""
+        """Compute scores of the first blocks; return whether all of them are numbers."""
         row, finite = q + argument(a, SELECT_KEYS.heads) * columns * 4, True
         key_bytes, block = argument(a, SELECT_KEYS.key_bytes), argument(a, SELECT_KEYS.block)
         for i in range(blocks):

@@ -148,7 +148,7 @@ def angles(a, part, parts, thread):
 
 @device
 def rotate(x, y, cosine, sine):
-    """Turn the pair of numbers at two addresses."""
+    """Rotate the pair of numbers at two addresses."""
     u, v = load_f32(x), load_f32(y)
     store_f32(x, u * cosine - v * sine)
     store_f32(y, u * sine + v * cosine)
@@ -156,7 +156,7 @@ def rotate(x, y, cosine, sine):
 
 @kernel
 def rope(a, part, parts, thread):
-    """Compute y = x with turned pairs."""
+    """Compute y = x with rotated pairs."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
     total = load_i64(argument(a, ROPE.count)) * heads

@@ -103,7 +103,7 @@ def quantize_words(a, part, parts, thread):
 
 
 def make_unpack_tile(load_16):
-    """Return a slab of ROWS rows to the scratch memory."""
+    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
     row_to_words = make_to_words(load_16, 2)
 
     @device

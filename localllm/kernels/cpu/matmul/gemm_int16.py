@@ -33,7 +33,10 @@ from localllm.kernels.simd import store_f32x2, store_f32x8, store_f32x16, store_
 
 
 def make_unpack(format):
-    """Unpack a row: codes to bytes [columns], scales and minimums to f32 [columns / sub-block]."""
+    """Make a function that unpacks a row of weights.
+
+    Codes become bytes [columns], scales and minimums f32 [columns / sub-block].
+    """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums
     store, skip = (store_f32x8, 32) if format.sub_block == 32 else (store_f32x16, 64)
     group_bytes, (chunk_codes, chunk_scales, chunk_minimums) = format.group_bytes, format.chunk or (None, None, None)
@@ -62,7 +65,7 @@ def make_unpack(format):
 
 
 def make_unpack_tile(format):
-    """Unpack a slab of ROWS rows to the scratch memory."""
+    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
     unpack, sub_block, group_bytes = make_unpack(format), format.sub_block, format.group_bytes
     has_minimum, scale_bytes = format.minimums is not None, 64 * SLAB // sub_block
 
@@ -87,9 +90,9 @@ def make_unpack_tile(format):
 
 
 def make_sub_block(format, words, is_exact):
-    """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals (or those at an address).
+    """Make a function that multiplies one sub-block, with words at these offsets, and adds it to a tile's totals.
 
-    The unit is that of the low plane, or of the high one if it is not exact.
+    The totals may also be at an address. Their unit is that of the low plane, or of the high one if it is not exact.
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)

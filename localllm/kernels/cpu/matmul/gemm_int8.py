@@ -36,7 +36,7 @@ first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, int
 
 
 def make_unpack(format):
-    """Unpack a row to bytes [columns] and scales f32 [columns / span]."""
+    """Make a function that unpacks a row to bytes [columns] and scales f32 [columns / span]."""
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     vector = f32x8 if format.sub_block == 32 else f32x16
     rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
@@ -70,7 +70,7 @@ def make_unpack_chunk(format):
 
 
 def make_unpack_tile(format):
-    """Unpack a slab of ROWS rows to the scratch memory."""
+    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
     unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
     scale_bytes = 64 * SLAB // columns_per_scale
 

@@ -111,9 +111,9 @@ def make_store_words(format):
 
 
 def keep_order(builder):
-    """Keep loads behind this behind it.
+    """Keep loads that follow this point after it.
 
-    LLVM would load all tokens' activations first, for all rows, and have no registers left for the codes.
+    Otherwise LLVM would load all tokens' activations first, for all rows, and have no registers left for the codes.
     """
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 

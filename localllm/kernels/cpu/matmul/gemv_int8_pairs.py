@@ -26,15 +26,12 @@ NEIGHBOURS = [lane ^ 1 for lane in range(16)]
 
 
 class RowTotals:
-    """The totals of a token: two rows share a vector.
+    """The totals of a token: two rows share a vector, one in the even lanes, one in the odd ones.
 
-    The first in the even lanes, the second in the odd ones.
-
-    Each has a lane there for every run of 32 columns; of sub-blocks of 16 columns there is a vector for the first
+    Each has a lane there for every run of 32 columns; for sub-blocks of 16 columns there is a vector for the first
     halves of the runs and one for the second. The rows' codes are mixed once so that dot products come in these lanes.
-
-    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are
-    what counts. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
+    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are the
+    bottleneck. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
     products, and 41 in Q6_K; measured, in the caches: 39.5 and 44. What all tokens share takes 50 to 90.
     """
 

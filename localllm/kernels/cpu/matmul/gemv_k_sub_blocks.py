@@ -38,7 +38,7 @@ SCALES = 512  # behind both planes of 256 activations
 
 
 def has_sub_blocks(name):
-    """Return whether rows of a format are multiplied so on this CPU."""
+    """Return whether rows of a format are multiplied by sub-blocks on this CPU."""
     return name in READERS and this_lane().has_vnni
 
 

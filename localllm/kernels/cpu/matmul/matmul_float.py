@@ -88,7 +88,7 @@ def make_blocks(format_name):
 
 
 def make_dot(tokens, width, load_one, load_16):
-    """Return the dot products of a row with `tokens` tokens, which go to y."""
+    """Make a function that computes the dot products of a row with `tokens` tokens, which go to y."""
     multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
     store_sums = make_store_sums(tokens)
 
@@ -144,7 +144,7 @@ def make_load_rows(count, load_16):
 
 
 def make_one_token(format_name):
-    """Return rows first to last for one token; returns the first row that is left over."""
+    """Make a function that multiplies rows first to last with one token, and returns the first row left over."""
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
@@ -186,7 +186,7 @@ def make_few(format_name, load_row):
 
 
 def make_slab(width, load_row):
-    """Return a slab of 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
+    """Make a function that unpacks 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
 
     `width` is bytes per number if the words should hold pairs of BF16 as they are, 0 if they should be float32.
     """

@@ -39,7 +39,7 @@ TILES, WIDE = 4, 2 * SLAB
 
 
 def make_one_token(format):
-    """Return rows first to last for one token, in both planes."""
+    """Make a function that multiplies rows first to last with one token, in both planes."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
     if has_words(format.name):
         prepare, one = make_one_in_words(format, at_once)

@@ -35,7 +35,7 @@ int64, u8x16, i32x4 = types.int64, ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
 def make_code_dots(words, largest):
-    """Compute the product with codes up to `largest`, see make_dots."""
+    """Make the product with codes up to `largest`, see make_dots."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
     dot = dot_variant(largest)
@@ -48,7 +48,7 @@ def make_code_dots(words, largest):
 
 
 def make_rescaled_dots(words):
-    """Compute the product with what requantize_tile.py makes."""
+    """Make the product with the bytes that requantize_tile.py makes."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())

@@ -93,7 +93,7 @@ def make_pieces(load, pieces, apart, dim):
 
 
 def make_rows(load, rows, apart):
-    """Make a function (base, number, low, high, bytes, d) that loads so many heads, number by number.
+    """Make a function (base, number, low, high, bytes, d) that loads `rows` heads, `apart` from each other.
 
     Numbers below `low`, or not below `high`, are clamped to that range.
     """
@@ -220,7 +220,7 @@ def make_combine(bundle, value_columns, lanes, value_dim):
 def make_load_queries(bundle, columns, key_dim, apart):
     """Make a function (address, heads, d, scale) -> a lane's numbers of `bundle` heads' queries, scaled.
 
-    Zeros beyond a head's dimensions, and beyond the heads that there are.
+    They are zero beyond a head's dimensions, and beyond the last head.
     """
 
     def query(i, source, heads, d, scale):

@@ -144,9 +144,9 @@ def load_q4_0(head, d):
 
 @device
 def store_q4_1(head, x, head_dim, warp, warps):
-    """Store codes that reach from the smallest number to the largest.
+    """Store codes that range from the smallest number to the largest.
 
-    The padding is none of them: it repeats the first one.
+    The padding repeats the first number, so that it is neither.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block, padding = head + first // 32 * 20, float32(load_f32(x + 4 * first))

@@ -34,7 +34,7 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Compute y = x with turned pairs, which are a head's first numbers; a block for each row and head."""
+    """Compute y = x with rotated pairs, which are a head's first numbers; a block for each row and head."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return

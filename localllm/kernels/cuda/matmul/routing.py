@@ -59,11 +59,9 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """Compute the values that rank experts.
+    """Compute the values that rank experts: scores with the bias, or logits if there are neither a bias nor groups.
 
-    Scores with the bias, or logits where neither a bias nor groups make a difference.
-
-    Sigmoids of large logits are all 1.
+    Sigmoids of large logits are all 1, so logits rank more finely.
     """
     for e in range(lane(), experts, WARP):
         ranks[e] = scores[e] if bias != 0 or groups > 1 else load_f32(logits + 4 * e)
