@@ -273,7 +273,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return done
 
 
-PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"))
+PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"), guard="guard")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -340,13 +340,15 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     monkeypatch.setattr(calibrate, "Calibration", Calibration)
     monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(quantize, "ArrayLog", lambda path, key: Lock(steps, f"{path} {key}"))
-    monkeypatch.setattr(quantize, "make_plan", lambda source, request: NamedPlan(f"plan of {source}"))
+    monkeypatch.setattr(
+        quantize, "make_plan", lambda source, request, guard: NamedPlan(f"plan of {source} under {guard}")
+    )
     monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")
     monkeypatch.setattr(quantize, "write", write)
     request, lines, plan, done = (
         QuantizeRequest(COPY, texts=["t"]),
         list[str](),
-        "plan of source that says so",
+        "plan of source under guard that says so",
         "a.calibration key",
     )
     if fails:

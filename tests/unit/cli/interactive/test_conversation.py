@@ -650,7 +650,7 @@ def test_images_that_cannot_be_seen_do_not_wait(talk: TerminalConversation, tmp_
 
     with pytest.raises(LocalllmError, match=r"x\.png"):
         talk.look(str(tmp_path / "x.png"))
-    talk.model.file, talk.model.vision = object(), SimpleNamespace(look=look)
+    talk.model.file, talk.model.vision = object(), SimpleNamespace(encode=look)
     with pytest.raises(UsageError, match="no projector"):
         talk.look("other.png")
     assert talk.images == []
