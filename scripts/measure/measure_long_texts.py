@@ -3,8 +3,11 @@
     python scripts/measure/measure_long_texts.py MODEL log --lines 10000
     python scripts/measure/measure_long_texts.py MODEL book --pages 300 --facts 20
     python scripts/measure/measure_long_texts.py MODEL log --how chunks
+    python scripts/measure/measure_long_texts.py MODEL book --how ask [--embedder MODEL] [--prose FILE]
 
-Prints the answer, and which of the planted lines or facts it has. With chunks, it goes on after an interruption.
+Prints the answer, and which of the planted lines or facts it has. With chunks, it goes on after an interruption. "ask"
+asks a question for each fact of the book, by `localllm ask`, which gives the model eight passages of it. --prose: the
+text of the book, instead of sample texts that repeat themselves.
 """
 
 import argparse
@@ -50,9 +53,9 @@ def log(lines: int) -> tuple[str, list[str]]:
     return "\n".join(made) + "\n", [*FAULTS.values()]
 
 
-def book(pages: int, facts: int) -> tuple[str, list[str]]:
-    """Return prose with facts in it, evenly spread, and what an answer must have of each."""
-    prose = (ROOT / "localllm" / "data" / "calibration" / "prose.txt").read_text(encoding="utf-8").splitlines()
+def book(pages: int, facts: int, path: Path) -> tuple[str, list[str]]:
+    """Return prose with facts in it, evenly spread, and what an answer must have of each; path: of the prose."""
+    prose = path.read_text(encoding="utf-8").splitlines()
     made = [*islice(cycle(prose), pages * PAGE)]
     planted = [*BORN.items()][:facts]
     for number, (name, city) in enumerate(planted):
@@ -65,6 +68,17 @@ def has(answer: str, wanted: str) -> bool:
     return any(all(part in line for part in wanted.split("|")) for line in answer.splitlines())
 
 
+def ask_each(model: str, path: Path, wanted: list[str], embedder: str | None) -> str:
+    """Ask where each person was born; returns the answers, a line each."""
+    answers = []
+    for name, _, _ in (each.partition("|") for each in wanted):
+        command = [sys.executable, "-m", "localllm", "ask", str(path), f"Where was {name} born?", "-m", model]
+        command += ["--temp", "0", *(["--embedder", embedder] if embedder else [])]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        answers.append(f"{name}: {' '.join(done.stdout.partition('[')[0].split())}")
+    return "\n".join(answers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -73,21 +87,38 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=300)
     parser.add_argument("--facts", type=int, default=20, choices=range(1, 21), metavar="N")
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--how", choices=["relevant", "chunks"], default="relevant")
+    parser.add_argument("--how", choices=["relevant", "chunks", "ask"], default="relevant")
+    parser.add_argument("--embedder")
+    parser.add_argument("--prose", type=Path, default=ROOT / "localllm" / "data" / "calibration" / "prose.txt")
     asked = parser.parse_args()
-    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages, asked.facts)
+    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages, asked.facts, asked.prose)
     question = LOG_QUESTION if asked.text == "log" else BOOK_QUESTION
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{asked.text}.txt"
         path.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "localllm", "run", asked.model, "-f", str(path), "--no-stdin", "--temp", "0"]
-        options = ["-c", str(asked.context), "-n", "400", "--on-overflow", asked.how, "-p", question]
-        done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    if done.returncode:
-        sys.exit(done.returncode)
-    found = [each for each in wanted if has(done.stdout, each)]
+        if asked.how == "ask":
+            answer = ask_each(asked.model, path, wanted, asked.embedder)
+        else:
+            command = [sys.executable, "-m", "localllm", "run", asked.model, "-f", str(path), "--no-stdin"]
+            command += [
+                "-c",
+                str(asked.context),
+                "-n",
+                "400",
+                "--on-overflow",
+                asked.how,
+                "--temp",
+                "0",
+                "-p",
+                question,
+            ]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            if done.returncode:
+                sys.exit(done.returncode)
+            answer = done.stdout
+    found = [each for each in wanted if has(answer, each)]
     missing = [each for each in wanted if each not in found]
-    print(done.stdout)
+    print(answer)
     print(f"found: {len(found)} of {len(wanted)}" + (f"; not {', '.join(missing)}" if missing else ""))
 
 

@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--cores", default="1,2,4,8,16,32,4+4,8+16")
     parser.add_argument("--bandwidth", type=float, default=80, help="of the other computers, GB/s")
     parser.add_argument("--slow", type=float, default=0.5, help="speed of the cores behind a plus")
-    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens, at most 128: more are read in several runs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--part", type=int, default=matmul.PART_BYTES, help="bytes of weights in a part")
     parser.add_argument("--check", action="store_true")
