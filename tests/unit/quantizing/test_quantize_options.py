@@ -213,7 +213,12 @@ def test_pruned_layers(model: Path, cli):
     for name, tensor in after.tensors.items():
         assert np.array_equal(tensor.data, before.tensors[name.replace("blk.0.", "blk.1.")].data)
     assert cli("run", out, "-p", "Hi", "-n", "1")[0] == 0
-    for words, said in (("2", "no layer 2"), ("0,1", "no layer is left"), ("x", "expected numbers"), ("", "expected")):
+    for words, said in (
+        ("2", "no layer 2"),
+        ("0,1", "no layer is left"),
+        ("x", "expected layer numbers"),
+        ("", "expected"),
+    ):
         code, _, err = cli("quantize", model, out, "COPY", "--prune-layers", words)
         assert code == 2 and said in err and err.count("\n") == 1
 

@@ -333,7 +333,7 @@ def refused(file, fields, problem):
     ("glm5_next", {"attention.indexer.kpool_select_tail": False}, "after the last pool are not supported"),
     ("grok", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor should be"),
     ("grok", {"rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor should be 1"),
-    ("hrm_text", {"hrm.h_cycles": 7}, "layers are no 7 cycles of"),
+    ("hrm_text", {"hrm.h_cycles": 7}, "layers are not 7 cycles of"),
     ("kimi_linear", {"expert_gating_func": 3}, "expert_gating_func should be 1 or 2"),
     ("kimi_linear", {"attention.key_length": 39}, "attention.key_length should be 64"),
     ("llama4", {"attention.sliding_window": 64}, "sliding_window should be 8192 or 0, is 64"),
