@@ -75,7 +75,7 @@ def ask_each(model: str, path: Path, wanted: list[str], embedder: str | None) ->
         command = [sys.executable, "-m", "localllm", "ask", str(path), f"Where was {name} born?", "-m", model]
         command += ["--temp", "0", *(["--embedder", embedder] if embedder else [])]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        answers.append(f"{name}: {' '.join(done.stdout.partition('[')[0].split())}")
+        answers.append(f"{name}: {' '.join(done.stdout.split())}")
     return "\n".join(answers)
 
 
