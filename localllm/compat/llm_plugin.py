@@ -23,11 +23,10 @@ EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # 
 
 def model_names() -> list[str]:
     """Return the names of models that are here, of other programs' models and of those that can be pulled."""
-    from localllm.services.catalogue import models_on_disk, registry_models, shortest_name
-    from localllm.services.found_models import find_models
+    from localllm.services.catalogue import registry_models
+    from localllm.services.fit_all import names_here
 
-    here = [model.name for model in models_on_disk() if model.is_whole]
-    return [*dict.fromkeys([*here, *(model.name for model in find_models(shortest_name)), *registry_models()])]
+    return [*dict.fromkeys([*names_here(), *registry_models()])]
 
 
 @cache

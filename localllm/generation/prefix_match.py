@@ -42,7 +42,7 @@ class ReuseCandidate(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """How many tokens of a source can be used.
+    """The length of the prefix that a source shares with a prompt.
 
     Attributes:
         is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.

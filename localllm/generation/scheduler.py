@@ -104,9 +104,8 @@ class Scheduler:
             return
         if not self._submitted and self._may_read:
             is_heard = self._cache.is_live and any(one.has_begun for one in self.running)
-            rooms = (
-                (PAGE, LIVE_CHUNK) if is_heard else (self._chunk, PRECISE_TOKENS)
-            )  # who listens waits for short pieces
+            # A client that listens waits for short chunks.
+            rooms = (PAGE, LIVE_CHUNK) if is_heard else (self._chunk, PRECISE_TOKENS)
             reading, precise = self._reading(*rooms)
             if reading and not (is_heard and precise):
                 yield from self._run(reading, precise)

@@ -61,7 +61,8 @@ class DecoderReader:
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
         """Open the model. Raises as api.open_model does, UnsupportedError for one with an encoder."""
         self._observer = Observer()
-        h = architecture(GGUFFile.open(path))[1]
+        with GGUFFile.open(path) as file:
+            h = architecture(file)[1]
         if h.start_token is not None:
             raise UnsupportedError(
                 f"{os.fsdecode(path)}: importance matrices of {h.arch} models, which have an encoder and a decoder, "
@@ -110,7 +111,7 @@ class EncoderReader:
         """Read a chunk, and return the sums of its matrices' inputs."""
         squares = dict[str, Squares]()
         for runner, observer in zip(self._runners, self._observers.values(), strict=True):
-            observer.take(), observer.take_counts()  # discard the sums of an interrupted chunk
+            discard(observer)
             runner.read([ids])
             squares = take_squares(observer, lambda name: len(ids) if LAYER in name else 1) | squares
         return squares
@@ -118,6 +119,11 @@ class EncoderReader:
     def close(self) -> None:
         for runner in self._runners:
             runner.close()
+
+
+def discard(observer: Observer) -> None:
+    """Drop the sums of an interrupted chunk."""
+    observer.take(), observer.take_counts()
 
 
 def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:

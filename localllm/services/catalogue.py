@@ -71,6 +71,11 @@ class Known:
     repository: str = ""
     quantization: str = ""
 
+    @property
+    def is_embedder(self) -> bool:
+        """Return whether it makes vectors, not texts."""
+        return self.description.startswith("Embeddings")
+
 
 @frozen
 class HubReference:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from localllm.arch import architecture
 from localllm.errors import LocalllmError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes
@@ -37,10 +38,12 @@ def fit_all(
     """
     on_read("measuring the memory's bandwidth")
     bandwidth, available = measure_bandwidth(), available_memory()
-    rows = [row_of_file(name, context, kv_type, bandwidth, on_read) for name in names_here()]
+    rows = [describe_model_file(name, context, kv_type, bandwidth, on_read) for name in names_here()]
     here = {row["name"] for row in rows}
     rows += [
-        row_of_known(known, bandwidth, available) for known in registry_models().values() if known.name not in here
+        describe_registry_model(model, bandwidth, available)
+        for model in registry_models().values()
+        if model.name not in here
     ]
     key = ORDERS[order]
     rows.sort(key=lambda row: ("problem" in row, not row.get("fits"), 0 if "problem" in row else key(row)))
@@ -50,12 +53,12 @@ def fit_all(
 
 def names_here() -> Iterator[str]:
     """Yield the names of the models that are here, also the built-in one and those of other programs."""
-    names = [known.name for known in registry_models().values() if not known.repository]
-    names += [model.name for model in models_on_disk() if model.is_whole]
-    yield from dict.fromkeys([*names, *(model.name for model in find_models(shortest_name))])
+    built_in = [model.name for model in registry_models().values() if not model.repository]
+    on_disk = [model.name for model in models_on_disk() if model.is_whole]
+    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(shortest_name))])
 
 
-def row_of_file(
+def describe_model_file(
     name: str, context: int, kv_type: str, bandwidth: float, on_read: Callable[[str], None]
 ) -> dict[str, Any]:
     """Describe a model by its file, for a context of that many tokens, or the model's own if that is shorter."""
@@ -63,28 +66,24 @@ def row_of_file(
     try:
         path = resolve(name)
         with GGUFFile.open(path, needed=()) as file:
-            facts = describe_file(file, lambda what: None, None, projector_bytes(path), (kv_type,), bandwidth)
-            rows = [row for row in facts["rows"] if row["context"] <= context] or facts["rows"][:1]
-            if facts["context"] > context and rows[-1]["context"] != context:
-                rows = describe_file(file, lambda what: None, context, projector_bytes(path), (kv_type,), bandwidth)[
-                    "rows"
-                ]
+            length = min(context, architecture(file)[1].context)
+            facts = describe_file(file, on_read, length, projector_bytes(path), (kv_type,), bandwidth)
     except (LocalllmError, OSError) as error:
         return {"name": name, "here": True, "problem": str(error)}
-    picked = {key: rows[-1][key] for key in ("context", "needed_bytes", "cache_bytes", "fits", "tokens_per_s")}
-    return {
-        "name": name, "here": True, "parameters": facts["parameters"], "weight_bytes": facts["weight_bytes"], **picked,
-    }  # fmt: skip
+    row = facts["rows"][-1]
+    picked = {key: row[key] for key in ("context", "needed_bytes", "cache_bytes", "fits", "tokens_per_s")}
+    picked |= {key: facts[key] for key in ("parameters", "weight_bytes")}
+    return {"name": name, "here": True, **picked}
 
 
-def row_of_known(known: Known, bandwidth: float, available: int) -> dict[str, Any]:
+def describe_registry_model(model: Known, bandwidth: float, available: int) -> dict[str, Any]:
     """Describe a model that can be pulled: memory and speed are those of an empty cache."""
-    total, active = parameters_of(known.parameters)
-    weights = known.megabytes * 1_000_000
+    total, active = parameters_of(model.parameters)
+    weights = model.megabytes * 1_000_000
     needed = weights + WORKING
-    speed = None if "mbeddings" in known.description else SHARE * bandwidth / (weights * active / total)
+    speed = None if model.is_embedder else SHARE * bandwidth / (weights * active / total)
     return {
-        "name": known.name, "here": False, "parameters": int(total), "weight_bytes": weights, "context": known.context,
+        "name": model.name, "here": False, "parameters": int(total), "weight_bytes": weights, "context": model.context,
         "needed_bytes": needed, "cache_bytes": None, "fits": needed <= available, "tokens_per_s": speed,
     }  # fmt: skip
 

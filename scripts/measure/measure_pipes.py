@@ -17,10 +17,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.tools.wheels import V3, VNNI
+
 ROOT = Path(__file__).resolve().parents[2]
-V3 = "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse2,+ssse3,+sse4.1,+sse4.2,+cx16"
-V4 = f"{V3},+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
-VNNI = f"{V4},+avx512vnni,+avx512vbmi,+avx512vbmi2"
 # (LLVM's name, features, system); znver5 has the model of znver4 in LLVM 19, apple-m4 that of all of Apple's.
 CPUS = {
     "haswell": (V3, "linux-x86_64"),

@@ -16,7 +16,9 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -79,10 +81,12 @@ def weight_bytes(step: Step) -> int:
 
 def stages_of(path: str, threads: int, tokens: int, overhead: float, rounds: int) -> list[Stage]:
     """Time the stages of a run of `tokens` tokens after 64 others."""
-    program.StreamingRunner = StageTimer
-    made = program.compile_program
-    backend.compile_program = lambda *given, **named: made(*given, **named | {"passes": True})
-    with open_model(path, threads, 1024) as model:
+    streaming = partial(program.compile_program, passes=True)
+    with (
+        patch.object(program, "StreamingRunner", StageTimer),
+        patch.object(backend, "compile_program", streaming),
+        open_model(path, threads, 1024) as model,
+    ):
         model.engine.prepare_all()
         sequence = model.sequence()
         sequence.append([1] * 64, "none")
@@ -208,8 +212,6 @@ def check(path: str, costs: Costs, prompt: int, rounds: int, overhead: float) ->
         alone = stages_of(path, 1, tokens, overhead, rounds)
         shapes = stages_of(path, 2, tokens, overhead, 1)
         stages = [Stage(a.seconds, b.parts, a.nbytes) for a, b in zip(alone, shapes, strict=True)]
-        program.StreamingRunner = None
-        backend.compile_program = program.compile_program
         for speeds in ([1.0, 1.0], [1.0, 0.5]):
             busy = multiprocessing.Process(target=spin, args=(0,), daemon=True)
             if speeds[1] < 1:

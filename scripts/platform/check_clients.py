@@ -11,13 +11,12 @@ Prints a line for each task; the exit code is 1 if one fails.
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from own_environment import python_with
+from own_environment import python_with, run_task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("client_tasks.py")
@@ -50,29 +49,21 @@ def main() -> int:
             line = server.stderr.readline()
             if not (found := re.search(r"http://\S+\d", line)):
                 raise SystemExit(line)
-            failed = [task for task in arguments.tasks or known if not run_task(python, task, found[0])]
+            failed = [task for task in arguments.tasks or known if not check(python, task, found[0])]
         finally:
             server.terminate()
     return bool(failed)
 
 
-def run_task(python: Path, task: str, url: str) -> bool:
-    """Run a task in a process of its own; whether its answer is right."""
-    modules = python.parent.parent / "node_modules"
-    names = {
-        "NODE_MODULES": str(modules),
+def check(python: Path, task: str, url: str) -> bool:
+    """Run a task; whether its answer is right."""
+    variables = {
+        "NODE_MODULES": str(python.parent.parent / "node_modules"),
         "OPENAI_API_KEY": "none",
         "ANTHROPIC_API_KEY": "none",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
-    command = [str(python), str(TASKS), task, url]
-    try:
-        done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, timeout=SECONDS)
-        problem = done.stderr.strip().rpartition("\n")[2][:300] if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        problem = f"no end after {SECONDS} s"
-    print(f"{task}: {problem or 'right'}", flush=True)
-    return not problem
+    return run_task([python, TASKS, task, url], task, variables, SECONDS)
 
 
 if __name__ == "__main__":

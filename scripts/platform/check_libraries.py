@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from own_environment import python_with
+from own_environment import python_with, run_task
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("library_tasks.py")
@@ -44,21 +44,9 @@ def main() -> int:
     arguments = parser.parse_args()
     python = python_of(arguments.environment)
     known = re.findall(r"^def (\w+)\(model", TASKS.read_text(encoding="utf-8"), re.MULTILINE)
-    return any([not run_task(python, task, os.path.abspath(arguments.model)) for task in arguments.tasks or known])
-
-
-def run_task(python: Path, task: str, model: str) -> bool:
-    """Run a task in a process of its own; whether its answer is right."""
-    try:
-        command = [str(python), str(TASKS), task, model]
-        done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=SECONDS
-        )
-        problem = done.stderr.strip().rpartition("\n")[2][:300] if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        problem = f"no end after {SECONDS} s"
-    print(f"{task}: {problem or 'right'}", flush=True)
-    return not problem
+    model, path = os.path.abspath(arguments.model), {"PYTHONPATH": str(ROOT)}
+    right = [run_task([python, TASKS, task, model], task, path, SECONDS) for task in arguments.tasks or known]
+    return not all(right)
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def test_lines_that_are_alike_are_read_once(monkeypatch):
 
 
 def test_wrapped_prose_is_read_by_sentences():
-    """What matters may be said across a line break."""
+    """A fact may be split across a line break."""
     sentences = [f"On the {word} day the old ship lay at the quay of Brest and waited." for word in ["first", "last"]]
     text = "\n\n".join(fill(" ".join(sentences), 50) for _ in range(20))
     assert lines_of(text) == sentences * 20

@@ -71,7 +71,7 @@ PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles from
 ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
-# Of what `bench` compares prefill with (peak_products.py): sums of 64 bytes that take turns, as many as registers hold;
+# The products that `bench` compares prefill with (peak_products.py): sums of 64 bytes, as many as registers hold; the
 # memory of a part, for bytes and sums, or for tile registers; products of a round, of bytes and of tiles.
 PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
 PEAK_BYTES = 16384

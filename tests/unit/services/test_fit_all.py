@@ -44,7 +44,7 @@ def test_every_model_has_a_line(here: Path):
     ],
 )
 def test_orders(here: Path, order: str, key):
-    """Those that fit come first, each part in order."""
+    """Models that fit come first; both groups are in order."""
     rows = [row for row in ranking.fit_all(order)["models"] if "problem" not in row]
     fits = [row["fits"] for row in rows]
     assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)

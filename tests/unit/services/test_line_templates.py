@@ -43,7 +43,7 @@ def test_each_of_few_values_is_read():
     assert len(samples([f"row {at}" for at in range(FEW)])) == FEW
 
 
-def test_what_the_question_names_is_not_masked():
+def test_mask_keeps_values_that_the_question_names():
     lines = [f"user {at} signed in from 10.0.0.{at % 200}" for at in range(600)]
     assert "user 417 signed in from 10.0.0.17" not in samples(lines)
     assert "user 417 signed in from 10.0.0.17" in samples(lines, "What did user 417 do?")
@@ -57,7 +57,7 @@ def test_what_the_question_names_is_not_masked():
         "1999-01-02 03:04:05.123 [0a1b2c3d4e] 192.168.0.1 ok",
     ],
 )
-def test_times_and_ids_are_masked(other: str):
+def test_mask_replaces_times_and_ids(other: str):
     assert mask(other, set()) == mask("2026-11-28 14:00:00 [deadbeef01] 8.8.8.8 ok", set())
 
 

@@ -22,7 +22,7 @@ from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
 from localllm.kernels.cpu.attention import few as attention_few
 from localllm.kernels.cpu.attention import many as attention_many
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
-from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_seen
+from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_visible
 from localllm.kernels.cpu.attention.scores import (
     LOG2_E,
     add_biases,
@@ -218,7 +218,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
         if biases != 0:
             of_head = biases + (kv_head * group + (first + r) % group) * (2 * reach + 33) * 4
             add_biases(row, keys, of_head, reach, start - position)
-        hidden = max(first_seen(position, window, chunked), lowest) - start
+        hidden = max(first_visible(position, window, chunked), lowest) - start
         mask_outside(row, keys, hidden, min(position + 1 + ahead - start, count))
         if period > 1:
             mask_between(row, keys, start, period)

@@ -19,7 +19,7 @@ UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * 
 
 
 @device
-def first_seen(position, window, chunked):
+def first_visible(position, window, chunked):
     """Return the first key that a token sees; a window of 0 is none."""
     if window == 0:
         return 0
@@ -41,7 +41,7 @@ def end_seen(a, sequence):
 @device
 def first_key(a, sequence, position):
     """Return the first key that a token sees, rounded down to 16."""
-    first = first_seen(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
+    first = first_visible(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
     return max(first, lowest_seen(a, sequence)) // 16 * 16
 
 

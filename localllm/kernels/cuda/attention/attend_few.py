@@ -25,9 +25,9 @@ from localllm.kernels.cuda.attention.shared import (
     SEQUENCE_BYTES,
     WARPS,
     ZERO,
-    first_seen,
+    first_visible,
     larger,
-    last_seen,
+    last_visible,
     make_over_lanes,
 )
 from localllm.kernels.cuda.attention.softmax import make_softmax
@@ -264,7 +264,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
             return
         position = load_i64(positions + token * 8)
         sequence = sequence_of(owners, sequences, token)
-        first, last = first_seen(position, window, chunked), last_seen(position, lookahead, sequence)
+        first, last = first_visible(position, window, chunked), last_visible(position, lookahead, sequence)
         lowest, each = cut(first, last, parts)
         begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, last + 1)
         if begin >= end:
@@ -327,8 +327,8 @@ def merge_few(
     if token >= load_i64(count):
         return
     position = load_i64(positions + token * 8)
-    last = last_seen(position, lookahead, sequence_of(owners, sequences, token))
-    lowest, each = cut(first_seen(position, window, chunked), last, parts)
+    last = last_visible(position, lookahead, sequence_of(owners, sequences, token))
+    lowest, each = cut(first_visible(position, window, chunked), last, parts)
     source = partial + (token * heads + head) * parts * partial_bytes
     end = source + (last - lowest) // each * partial_bytes + partial_bytes
     sink = load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST

@@ -28,9 +28,9 @@ from localllm.kernels.cuda.attention.shared import (
     THREADS,
     WARPS,
     ZERO,
-    first_seen,
+    first_visible,
     larger,
-    last_seen,
+    last_visible,
     make_over_lanes,
 )
 from localllm.kernels.cuda.attention.softmax import make_softmax
@@ -251,11 +251,11 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         heads = kv_head * group + above % group, kv_head * group + below % group
         tokens = first + above // group, first + below // group
         positions = start + above // group, start + below // group
-        lows = (int32(first_seen(positions[0], window, chunked) - 2 * t),
-                int32(first_seen(positions[1], window, chunked) - 2 * t))  # fmt: skip
+        lows = (int32(first_visible(positions[0], window, chunked) - 2 * t),
+                int32(first_visible(positions[1], window, chunked) - 2 * t))  # fmt: skip
         places = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
-        highs = (int32(last_seen(positions[0], lookahead, sequence) - 2 * t),
-                 int32(last_seen(positions[1], lookahead, sequence) - 2 * t))  # fmt: skip
+        highs = (int32(last_visible(positions[0], lookahead, sequence) - 2 * t),
+                 int32(last_visible(positions[1], lookahead, sequence) - 2 * t))  # fmt: skip
         targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
                    y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
         a, factors = load_queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
@@ -263,8 +263,8 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         slope, tops = of_heads(slopes, heads[0], heads[1], ZERO), of_heads(sinks, heads[0], heads[1], LOWEST)
         sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
         output = no_values(0)
-        begin = first_seen(start + first_row // group, window, chunked) // block * block
-        end = last_seen(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
+        begin = first_visible(start + first_row // group, window, chunked) // block * block
+        end = last_visible(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
         for key in range(begin, end, block):
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             cuda.syncthreads()

@@ -17,7 +17,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 @device
-def first_seen(position, window, chunked):
+def first_visible(position, window, chunked):
     """Return the first key that a token sees; a window of 0 is none."""
     if window == 0:
         return 0
@@ -25,7 +25,7 @@ def first_seen(position, window, chunked):
 
 
 @device
-def last_seen(position, lookahead, sequence):
+def last_visible(position, lookahead, sequence):
     """Return the last key that a token sees, at most `lookahead` after itself; sequence: address of a SEQUENCE."""
     if lookahead == 0:
         return position

@@ -397,11 +397,11 @@ def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window,
     np.testing.assert_array_equal(units[unit, UNIT.table], header.sequences[sequence, SEQUENCE.table])
     assert (end <= header.sequences[sequence, SEQUENCE.length]).all()
     last = header.positions[token]
-    first = first_seen(last, window, chunked)
+    first = first_visible(last, window, chunked)
     seen = np.maximum(np.minimum(end, last + 1) - np.maximum(begin, first), 0)
     place = units[unit, UNIT.kv_head] * len(header.owners) * group + row
     covered = np.bincount(place, weights=seen, minlength=2 * len(header.owners) * group)
-    expected = np.repeat(header.positions + 1 - first_seen(header.positions, window, chunked), group)
+    expected = np.repeat(header.positions + 1 - first_visible(header.positions, window, chunked), group)
     np.testing.assert_array_equal(covered, np.tile(expected, 2))
     order = np.lexsort((begin, place))
     again = np.diff(place[order]) == 0
@@ -412,7 +412,7 @@ def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window,
     assert len(set(slots)) == len(slots) and (slots < SPLIT_TOKENS).all()
 
 
-def first_seen(positions: np.ndarray, window: int, chunked: bool) -> np.ndarray:
+def first_visible(positions: np.ndarray, window: int, chunked: bool) -> np.ndarray:
     """The first keys that tokens see."""
     if not window:
         return np.zeros_like(positions)
@@ -484,7 +484,7 @@ def exact_attention(
     result, sums = np.empty((len(rows), rows.shape[1], shape.value_dim)), np.empty((len(rows), rows.shape[1]))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
     positions = np.arange(len(text.keys) - len(rows), len(text.keys))
-    hidden = (distance < -lookahead) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
+    hidden = (distance < -lookahead) | (np.arange(len(text.keys)) < first_visible(positions, window, chunked)[:, None])
     hidden |= np.arange(1, len(text.keys) + 1) % period != 0
     for head in range(rows.shape[1]):
         scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
