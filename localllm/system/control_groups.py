@@ -1,4 +1,4 @@
-"""Limits of Linux's control groups on this process: its own group and all parents, of version 1 and 2."""
+"""Limits that Linux's control groups (cgroups v1 and v2) put on this process: its own group's and all parents'."""
 
 import os
 import re
@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = "/"  # below it are proc and what is mounted
-NO_LIMIT = 1 << 60  # bytes: version 1 says "none" by a number that is larger
-
-
+NO_LIMIT = 1 << 60  # bytes: v1 reports "no limit" as a number above this
 NO_QUOTA = 1e6  # processors
 
 
@@ -25,11 +23,11 @@ def cgroup_quota() -> float:
 
 
 def memory_left() -> int:
-    """Return how many more bytes may be used, without the file cache; sys.maxsize without a limit."""
+    """Return the bytes left below the lowest memory limit, not counting the file cache; sys.maxsize without one."""
     remaining = [
         most - (read_number(f"{folder}/memory.stat", "anon") or 0)
         for folder in group_folders("")
-        for name in ("memory.max", "memory.high")  # above the second one everything is slow
+        for name in ("memory.max", "memory.high")  # above memory.high the kernel slows the process down
         if (most := read_number(f"{folder}/{name}")) is not None
     ]
     remaining += [
@@ -41,15 +39,15 @@ def memory_left() -> int:
 
 
 def group_folders(controller: str) -> Iterator[str]:
-    """Yield the folders of this process's group and its parents, as far as visible; "" means version 2."""
+    """Yield the folders of this process's group and its visible parents; controller: of v1, "" for v2."""
     own = own_group(controller)
     if own is None:
         return
     for root, place in mounts(controller):
-        is_seen = is_below(own, root) and ".." not in own.split("/")  # else it is outside of what is mounted here
-        inner = own.removeprefix(root.rstrip("/")) if is_seen else ""
+        is_mounted = is_below(own, root) and ".." not in own.split("/")
+        inner = own.removeprefix(root.rstrip("/")) if is_mounted else ""
         folder = os.path.normpath(f"{place}/{inner}")
-        while is_below(folder, place):  # what is above the place is no control group
+        while is_below(folder, place):  # folders above the mount point are no control groups
             yield folder
             folder = os.path.dirname(folder)
         return
@@ -65,19 +63,18 @@ def own_group(controller: str) -> str | None:
 
 
 def mounts(controller: str) -> Iterator[tuple[str, str]]:
-    """Yield the mount points of control groups: the path of the topmost, and its folder (proc_pid_mountinfo(5))."""
+    """Yield the mounts of this hierarchy: the group at the mount's root, and its folder (proc_pid_mountinfo(5))."""
     for line in read_lines("proc/self/mountinfo"):
-        before, _, behind = line.partition(" - ")
-        words, kind = before.split(), behind.split()
+        mount, _, filesystem = line.partition(" - ")
+        words, kind = mount.split(), filesystem.split()
         if len(words) < 5 or len(kind) < 3:
             continue
-        is_meant = kind[0] == "cgroup" and controller in kind[2].split(",") if controller else kind[0] == "cgroup2"
-        if is_meant:
+        if kind[0] == "cgroup" and controller in kind[2].split(",") if controller else kind[0] == "cgroup2":
             yield unescape(words[3]), os.path.normpath(f"{ROOT}/{unescape(words[4])}")
 
 
 def is_below(path: str, other: str) -> bool:
-    """Return whether a path is another one, or in it."""
+    """Return whether `path` is `other` or inside it."""
     return path == other or path.startswith(f"{other.rstrip('/')}/")
 
 
@@ -95,10 +92,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_number(path: str, name: str = "") -> int | None:
-    """Read a number, alone or after a name at the beginning of a line.
-
-    None for "max", and if it is not there.
-    """
+    """Read the number after `name` at the beginning of a line, or a file's only number; None for "max" or no file."""
     try:
         match = re.search(rf"^{name} *(-?\d+)\s*$", Path(path).read_text(), re.MULTILINE)
     except OSError:
@@ -107,7 +101,7 @@ def read_number(path: str, name: str = "") -> int | None:
 
 
 def read_two_numbers(folder: str, name: str) -> tuple[int | None, int | None]:
-    """Read two numbers from a file."""
+    """Read a file of two numbers; (None, None) if it is missing or has other content, such as "max 100000"."""
     try:
         words = Path(f"{folder}/{name}").read_text().split()
     except OSError:

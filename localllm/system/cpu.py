@@ -1,7 +1,7 @@
 """The processor: cores available to this process, names, and features.
 
-LLVM reports the names of processors and most features. Of an ARM it does not know all: the system says whether there
-are dot products of bytes (dotprod), and products of small matrices of them (i8mm).
+LLVM reports processor names and most features. On ARM it misses two, which are read from the system instead: dot
+products of bytes (dotprod) and products of small byte matrices (i8mm).
 """
 
 import ctypes
@@ -14,21 +14,21 @@ from pathlib import Path
 
 from localllm.system.control_groups import cgroup_quota
 
-# Linux: which word of the auxiliary vector tells (AT_HWCAP, AT_HWCAP2), and which bit (HWCAP_ASIMDDP, HWCAP2_I8MM).
+# Linux: the word of the auxiliary vector (AT_HWCAP, AT_HWCAP2) and the bit in it (HWCAP_ASIMDDP, HWCAP2_I8MM).
 LINUX = {"dotprod": (16, 20), "i8mm": (26, 13)}
 MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
 WINDOWS = {"dotprod": 43, "i8mm": 66}  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
-# What Linux says of a CPU by which LLVM could tell it from others, and what Windows' registry does.
+# Fields of /proc/cpuinfo, and values in Windows' registry, that identify the CPU that LLVM compiles for.
 IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
 REGISTRY, VALUES = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0", ("VendorIdentifier", "Identifier",
                                                                       "ProcessorNameString")  # fmt: skip
-FEATURES = 96  # numbers that Windows' IsProcessorFeaturePresent knows, and more
+FEATURES = 96  # more than the numbers that Windows' IsProcessorFeaturePresent knows
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
 CORES = 0  # Windows: RelationProcessorCore
 
 
 def is_arm() -> bool:
-    """Return whether this is a 64-bit ARM, all of which have NEON: vectors of 128 bits."""
+    """Return whether this is a 64-bit ARM processor. They all have NEON: vectors of 128 bits."""
     return platform.machine().lower() in ("aarch64", "arm64")
 
 
@@ -57,7 +57,7 @@ def auxiliary_value(word: int) -> int:
 
 def system_number(name: str) -> int:
     """Read an integer from macOS's sysctl; 0 if it does not know it."""
-    value = ctypes.c_int64()  # of which it fills 4 bytes or 8
+    value = ctypes.c_int64()  # sysctl fills 4 or 8 bytes of it
     size = ctypes.c_size_t(ctypes.sizeof(value))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
     return 0 if failed else value.value
@@ -77,7 +77,7 @@ def allow_tiles() -> bool:
 
 
 def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
-    """Return what Linux or Windows reports about an x86-64 processor, as a key. None elsewhere."""
+    """Return a key that identifies the x86-64 processor, from /proc/cpuinfo or Windows' registry; None elsewhere."""
     if sys.platform == "win32":
         features = "".join(str(int(has_feature(number))) for number in range(FEATURES))
         return None if is_arm() else "\n".join([*map(read_registry, VALUES), features]).encode()
@@ -116,10 +116,7 @@ def read_registry(name: str) -> str:
 
 
 def object_triple(triple: str) -> str:
-    """Return LLVM's target triple for object files.
-
-    On Windows they are ELF, too, with Windows' calls and stacks.
-    """
+    """Return LLVM's target triple for object files: ELF on Windows too, with Windows' calling convention."""
     return f"{triple}-elf" if sys.platform == "win32" and not triple.endswith("elf") else triple
 
 
@@ -127,26 +124,26 @@ def object_triple(triple: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return the physical cores for this process, by affinity and control groups' quotas; at least 1."""
+    """Return how many physical cores this process may use, by affinity and control groups' quotas; at least 1."""
     return max(1, min(physical_cores(), int(cgroup_quota())))
 
 
 def logical_cores() -> int:
-    """Return the usable logical processors: for processes, not for threads that share work."""
+    """Return how many logical processors this process may use: to size pools of processes; at least 1."""
     return max(1, min(affinity_processors(), int(cgroup_quota())))
 
 
 def affinity_processors() -> int:
-    """Return the logical processors in this process's affinity mask."""
+    """Return how many logical processors are in this process's affinity mask."""
     if sys.platform == "win32":
         return windows_affinity().bit_count() or os.cpu_count() or 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores() -> int:
-    """Return the cores in this process's affinity mask, slow ones among them; on macOS only the fast ones.
+    """Return how many cores are in this process's affinity mask, fast and slow; on macOS only the fast ones.
 
-    Threads claim parts of the work, so that slow cores help: docs/decisions/unequal-cores.md. Those of Macs are
+    Slow cores help because threads claim parts of the work (docs/decisions/unequal-cores.md). A Mac's slow cores are
     left to other programs.
     """
     if sys.platform == "darwin":
@@ -160,7 +157,7 @@ def physical_cores() -> int:
 
 
 def read_text(path: str) -> str:
-    """Read a small system file, empty if there is none."""
+    """Read a small system file; "" if there is none."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -190,7 +187,7 @@ def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def windows_cores() -> bytes:
-    """Return GetLogicalProcessorInformationEx's data on cores, b"" if there is none."""
+    """Return GetLogicalProcessorInformationEx's records of cores; b"" if the call fails."""
     ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # type: ignore[attr-defined]
     size = ctypes.c_uint32(0)
     ask(CORES, None, ctypes.byref(size))

@@ -7,26 +7,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
-NAME_UNITS = 255  # of a file's name, on almost all systems: bytes, on Windows UTF-16
-# Windows: names of devices, with any ending, and characters that no name has.
+NAME_UNITS = 255  # the longest file name on almost all systems: bytes, on Windows UTF-16 units
+# Windows: names of devices, with any suffix, and characters that are not allowed in names.
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
 FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-REPLACE_FOR = 1.0  # seconds during which Windows is asked again: a scanner for viruses may have the file open
-# Windows: of CreateFileW.
+REPLACE_FOR = 1.0  # seconds to retry on Windows: a virus scanner may have the file open
+# Windows: CreateFileW's access and sharing flags.
 READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
 IS_OPEN, EXISTS = 32, 80  # Windows' errors
 
 
-# ---- where they are
+# ---- places
 
 
 def folder_of(kind: str) -> Path:
     """Return the user's folder of a kind: "data", "state", "config" or "cache".
 
-    By the XDG base directories where their variables are set (an absolute path), else by the system's custom.
+    The XDG variable decides where it is set to an absolute path; else the system's convention does.
     """
     if variable := variable_of(kind):
         return Path(os.environ[variable]) / "localllm"
@@ -35,15 +35,15 @@ def folder_of(kind: str) -> Path:
 
 
 def variable_of(kind: str) -> str:
-    """Return the environment variable that sets that folder, "" if none does."""
+    """Return the name of the environment variable that sets a kind of folder; "" if it is unset or relative."""
     name = f"XDG_{kind.upper()}_HOME"
     return name if absolute(os.environ.get(name)) else ""
 
 
 def usual_folder(kind: str) -> Path:
-    """Return the system's usual folder of that kind."""
+    """Return the system's conventional folder of a kind, see `folder_of`."""
     home = absolute(os.path.expanduser("~")) or Path("/")
-    if sys.platform == "win32":  # what follows a user to other computers, and what stays
+    if sys.platform == "win32":  # APPDATA roams with the user to other computers, LOCALAPPDATA does not
         if kind == "config":
             return absolute(os.environ.get("APPDATA")) or home / "AppData" / "Roaming"
         return absolute(os.environ.get("LOCALAPPDATA")) or home / "AppData" / "Local"
@@ -54,14 +54,14 @@ def usual_folder(kind: str) -> Path:
 
 
 def absolute(folder: str | None) -> Path | None:
-    """Return the folder unless it is empty or relative, which the XDG specification says to ignore."""
+    """Return the folder as a path; None if it is empty or relative, which the XDG specification says to ignore."""
     return Path(folder) if folder and os.path.isabs(folder) else None
 
 
 def is_private(place: Path | int) -> bool:
-    """Return whether only this user, or the system's, can write to a folder or an open file.
+    """Return whether only this user and root can write to a folder or an open file (a descriptor).
 
-    On Windows a user's folders are private by inheritance.
+    On Windows always True: a user's folders are private by inheritance.
     """
     if sys.platform == "win32":
         return True
@@ -73,26 +73,26 @@ def is_private(place: Path | int) -> bool:
 
 
 def name_problem(name: str) -> str | None:
-    """Return why no file can have this name here; None if one can."""
+    """Return why no file can have this name on this system; None for a valid name."""
     if sys.platform != "win32":
         units = len(os.fsencode(name))
     else:
         units = len(name.encode("utf-16-le", "surrogatepass")) // 2
         if reserved := FORBIDDEN.search(name):
-            return f"no name for a file has {reserved[0]!r} on Windows"
+            return f"a file name cannot contain {reserved[0]!r} on Windows"
         if DEVICES.match(name):
-            return "on Windows this is the name of a device"
+            return "this is the name of a device on Windows"
         if name.endswith((".", " ")):
-            return "no name for a file ends in a dot or a space on Windows"
+            return "a file name cannot end in a dot or a space on Windows"
     kind = "characters" if sys.platform == "win32" else "bytes"
-    return f"a name for a file has at most {NAME_UNITS} {kind}" if units > NAME_UNITS else None
+    return f"a file name has at most {NAME_UNITS} {kind}" if units > NAME_UNITS else None
 
 
 def version_of(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
-    """Return values that change with a file's content, of a path or a descriptor. Raises OSError.
+    """Return a file's size, mtime and ctime, one of which changes when its content does. Raises OSError.
 
-    Its size; when its content changed, which every program can set; and when it or its name did, which os.utime does
-    not set; in nanoseconds. 0 for the last where a file system of Windows does not keep it.
+    place: a path or a descriptor. Times are in nanoseconds. Programs can set mtime, but not ctime, the time of the last
+    change of content or name; ctime is 0 on file systems of Windows that do not keep it.
     """
     state = os.stat(place)
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else change_time(place)
@@ -111,9 +111,9 @@ class BasicInfo(ctypes.Structure):
 
 
 def change_time(place: str | os.PathLike[str] | int) -> int:
-    """Return when a file or its name changed, on Windows. Raises OSError.
+    """Return when a file or its name changed, in nanoseconds, on Windows. Raises OSError.
 
-    Python's st_ctime is the time of creation there.
+    os.stat's st_ctime is the time of creation there.
     """
     import msvcrt
 
@@ -131,7 +131,7 @@ def change_time(place: str | os.PathLike[str] | int) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that a user may still write to a folder's disk. Raises OSError."""
+    """Return the bytes that an ordinary user may still write to a folder's disk. Raises OSError."""
     if sys.platform == "win32":
         import shutil  # slow to import
 
@@ -144,9 +144,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open a file as os.open does: in binary, and not inherited by subprocesses. Raises OSError.
+    """Open a file as os.open does, in binary mode, not inherited by subprocesses. Raises OSError.
 
-    On Windows, others may rename, replace and remove it meanwhile.
+    On Windows, unlike with os.open, other programs may rename, replace and remove the file while it is open.
     """
     if sys.platform == "win32":
         return open_shared(os.fspath(path), flags)
@@ -154,17 +154,17 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open a file without following a link, where the system can tell, and without waiting. Raises OSError."""
+    """Open a file without following a symbolic link (not on Windows) and without blocking. Raises OSError."""
     return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
 
 def open_shared(path: str, flags: int) -> int:
-    """Open a file on Windows so that it can be removed or renamed meanwhile, unlike with os.open."""
+    """Open a file on Windows so that it can be removed or renamed while it is open."""
     import msvcrt
 
     write = flags & (os.O_WRONLY | os.O_RDWR)
     access = (WRITE if write else 0) | (READ if flags & os.O_RDWR or not write else 0)
-    # CREATE_NEW, OPEN_ALWAYS, OPEN_EXISTING
+    # OPEN_EXISTING, CREATE_NEW, OPEN_ALWAYS
     how = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
     create = kernel32().CreateFileW
     create.restype = ctypes.c_void_p
@@ -186,9 +186,9 @@ def open_shared(path: str, flags: int) -> int:
 def allow_long_paths() -> None:
     """Allow this process paths of over 260 characters on Windows 10 and 11, independent of the registry.
 
-    Python's own program says that it understands such paths, but Windows takes them only where somebody has set
-    LongPathsEnabled. The bit that it looks at is IsLongPathAwareProcess, of the byte at 3 of the process environment
-    block: not documented, and the same since the version of 2017; Go's programs set it, too.
+    python.exe declares that it supports them, but Windows accepts them only if LongPathsEnabled is set in the registry.
+    Windows then sets IsLongPathAwareProcess, a bit of byte 3 of the process environment block, which this function
+    sets itself: undocumented, unchanged since 2017, and what Go's programs do, too.
     """
     if sys.platform == "win32" and sys.getwindowsversion()[:3] >= (10, 0, 15063):
         find = ctypes.WinDLL("ntdll").RtlGetCurrentPeb
@@ -197,20 +197,21 @@ def allow_long_paths() -> None:
 
 
 def long_path(path: str) -> str:
-    """Convert to a Windows path that may have over 260 characters."""
+    """Prefix a long Windows path with \\\\?\\, which allows over 260 characters."""
     path = os.path.abspath(path)
     if path.startswith("\\\\?\\") or len(path) < 248:
         return path
     return "\\\\?\\UNC\\" + path[2:] if path.startswith("\\\\") else "\\\\?\\" + path
 
 
-def kernel32() -> Any:
-    """Load Windows' kernel32 library."""
-    return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+def kernel32() -> ctypes.CDLL:
+    """Load Windows' kernel32 library; ctypes keeps its GetLastError."""
+    loaded: ctypes.CDLL = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+    return loaded
 
 
 def read_at(descriptor: int, size: int, position: int) -> bytes:
-    """Read bytes of a file from a position. Raises OSError."""
+    """Read up to `size` bytes of a file from a position. Raises OSError."""
     if sys.platform == "win32":
         os.lseek(descriptor, position, os.SEEK_SET)
         return os.read(descriptor, size)
@@ -225,21 +226,21 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
     return os.pwrite(descriptor, data, position)
 
 
-# ---- files that appear whole
+# ---- atomic writing
 
 
 def nameless_file(folder: str) -> int:
-    """Create a file that disappears when it is closed, unless `give_name` is called.
+    """Create a file that disappears when it is closed, unless `give_name` is called; return its descriptor.
 
     Raises OSError where the system does not support this.
     """
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # `give_name` links from there
         raise OSError
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 def give_name(descriptor: int, path: str) -> None:
-    """Link a nameless file to a new name. Raises OSError."""
+    """Give a nameless file a path. Raises OSError."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=folder, follow_symlinks=True)
@@ -248,7 +249,7 @@ def give_name(descriptor: int, path: str) -> None:
 
 
 def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
-    """Create a file with a unique name and usual permissions; return descriptor and path. Raises OSError."""
+    """Create a file with a unique name and default permissions; return descriptor and path. Raises OSError."""
     if sys.platform == "win32":
         while True:
             path = os.path.join(folder, f"{prefix}{os.urandom(6).hex()}.tmp")
@@ -257,15 +258,15 @@ def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
     import tempfile  # seldom needed, and slow to import
 
     descriptor, path = tempfile.mkstemp(".tmp", prefix, folder)
-    mask = os.umask(0o077)  # which the system tells only by changing it
+    mask = os.umask(0o077)  # the umask can be read only by changing it
     os.umask(mask)
     os.chmod(path, 0o666 & ~mask)
     return descriptor, path
 
 
 @contextmanager
-def file_with_path() -> Iterator[tuple[Any, str]]:
-    """Yield an empty file, open for writing, and a path to open it; it is gone after the block."""
+def file_with_path() -> Iterator[tuple[FileIO, str]]:
+    """Yield an empty file, open for writing, and a path by which it can be opened; remove it after the block."""
     import tempfile
 
     if sys.platform != "win32":
@@ -277,14 +278,14 @@ def file_with_path() -> Iterator[tuple[Any, str]]:
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             yield file, path
     finally:
-        with suppress(OSError):  # still mapped: the next start of the system may remove it
+        with suppress(OSError):  # still mapped: left to the system's cleaning of temporary files
             os.unlink(path)
 
 
 def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file to the name of another one, atomically. Raises OSError.
 
-    Windows refuses to replace a file that is mapped, or open in most programs: it is asked for REPLACE_FOR seconds.
+    Windows refuses to replace a file that is mapped or that most programs have open: retried for REPLACE_FOR seconds.
     """
     end = time.monotonic() + (REPLACE_FOR if sys.platform == "win32" else 0)
     while True:
@@ -308,7 +309,7 @@ def can_replace_open_files() -> bool:
 def sync(descriptor: int) -> None:
     """Wait until written data is on the disk. Raises OSError.
 
-    On macOS, fsync leaves it in the disk's own memory (F_FULLFSYNC, which some file systems do not have).
+    On macOS, fsync leaves data in the disk's cache: F_FULLFSYNC flushes it, where the file system supports that.
     """
     if sys.platform == "darwin":
         import fcntl
@@ -322,7 +323,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make a new name survive a power failure, where the system can. Raises OSError."""
+    """Sync a folder, so that a new file name in it survives a power failure; not on Windows. Raises OSError."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

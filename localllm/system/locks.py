@@ -3,17 +3,20 @@
 import ctypes
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
 
 from localllm.system.files import folder_of, kernel32, open_own
 
-# Windows: of LockFileEx, and errors.
-LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF  # times 2**32: behind the end of all files
+# Windows: LockFileEx's flags and the offset's high half (behind the end of all files), and error codes.
+LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF
 IS_LOCKED, ALREADY_EXISTS = 33, 183
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file while this process has it open, where possible; False if another one holds the lock."""
+    """Lock a file while this process has it open; False if another process holds the lock.
+
+    True without a lock where the file system has none.
+    """
     if sys.platform == "win32":
         return lock_by_windows(descriptor)
     import fcntl
@@ -39,7 +42,7 @@ class Overlapped(ctypes.Structure):
 
 
 def lock_by_windows(descriptor: int) -> bool:
-    """Lock a byte that no file has: Windows keeps others from reading and writing what is locked."""
+    """Lock a byte behind the end of all files: Windows keeps others from reading and writing locked bytes."""
     import msvcrt
 
     ask = kernel32().LockFileEx
@@ -54,20 +57,20 @@ def lock_by_windows(descriptor: int) -> bool:
 class Claim:
     """A name that only one process on this computer holds, until it is closed or the process ends.
 
-    Linux: an abstract socket. Windows: a mutex. Both leave nothing on the disk; macOS: a locked file.
+    Linux: an abstract socket; Windows: a mutex (both leave nothing on the disk); macOS: a locked file.
     """
 
     def __init__(self, name: str):
         """Claim a name. Raises FileExistsError if another process, or this one, holds it."""
-        self._close: Any = None
+        self._close: Callable[[], object] | None = None
         if sys.platform == "linux":
             import errno
             import socket
 
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._close = found.close
+            holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._close = holder.close
             try:
-                found.bind(f"\0{name}")
+                holder.bind(f"\0{name}")
             except OSError as error:
                 self.close()
                 if error.errno == errno.EADDRINUSE:
@@ -86,7 +89,7 @@ class Claim:
             try:
                 place.mkdir(0o700, parents=True, exist_ok=True)
                 descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
-            except OSError:  # nobody can write there, and nobody has locks
+            except OSError:  # the folder is not writable: go on without a lock
                 return
             self._close = lambda: os.close(descriptor)
             if not lock(descriptor):

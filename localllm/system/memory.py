@@ -8,34 +8,34 @@ import re
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
 
 from localllm.system.control_groups import memory_left
 from localllm.system.cpu import system_number
+from localllm.system.files import kernel32
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: do not count it against the commit limit
-FIXED = 0x10  # MAP_FIXED: at this address, in the place of what is there
+FIXED = 0x10  # MAP_FIXED: replace the pages at this address
 MAPPED_FROM = -3  # glibc's M_MMAP_THRESHOLD
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
-SAMPLES = 64  # of a file, to see whether it is in memory
-# Windows: of VirtualAlloc, VirtualFree and VirtualProtect.
+SAMPLES = 64  # bytes of a file that are tried, to judge whether the system has cached it
+# Windows: flags of VirtualAlloc, VirtualFree and VirtualProtect.
 COMMIT, RESERVE, DECOMMIT, RELEASE, READ_WRITE, EXECUTE_READ = 0x1000, 0x2000, 0x4000, 0x8000, 0x04, 0x20
 
 
 class Region:
-    """`size` zero bytes that cost memory only where they are touched.
+    """`size` zero bytes that cost memory only once they are touched.
 
     On Windows, unless `whole`, call `use` before touching any.
 
     Attributes:
-        buffer: of the bytes, which keeps them.  address: of the first, at a page of the system.
-        is_whole: whether all of it may be touched at any time.
+        buffer: the bytes; they are freed with it.  address: of the first byte, aligned to a page of the system.
+        is_whole: whether all of them may be touched without calling `use`.
     """
 
     def __init__(self, size: int, whole: bool = True):
         """Reserve the addresses. Raises OSError, OverflowError, ValueError."""
-        self.buffer: Any
+        self.buffer: mmap.mmap | ctypes.Array[ctypes.c_uint8]
         self.is_whole = whole or sys.platform != "win32"
         if sys.platform == "win32":
             self.address = virtual_alloc(0, size, RESERVE | (COMMIT if whole else 0))
@@ -44,18 +44,18 @@ class Region:
             return
         self.buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page is 2 MB for the first token of every head
+            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)  # else each head's first token would take 2 MB
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def use(self, start: int, end: int) -> None:
-        """Commit bytes `start` to `end`; bytes in use keep their values. Raises OSError."""
+        """Commit bytes [start, end); bytes in use keep their values. Raises OSError."""
         if not self.is_whole and start < end:
             virtual_alloc(self.address + start, end - start, COMMIT)
 
     def give_back(self, start: int, end: int) -> None:
-        """Release the whole pages of bytes `start` to `end`, which then read as zero.
+        """Release the whole pages within bytes [start, end), which then read as zero.
 
-        On Windows call `use` again if the region is not whole. Raises OSError.
+        On Windows call `use` again before touching them if the region is not whole. Raises OSError.
         """
         start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
         if start >= end:
@@ -65,13 +65,14 @@ class Region:
             if self.is_whole:
                 virtual_alloc(self.address + start, end - start, COMMIT)
         elif sys.platform == "linux":
+            assert isinstance(self.buffer, mmap.mmap)
             self.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
         else:
             replace_pages(self.address + start, end - start)
 
 
 def replace_pages(address: int, size: int) -> None:
-    """Replace pages by zero pages. On macOS, advice may leave their content. Raises OSError."""
+    """Map zero pages over these: macOS' MADV_DONTNEED may leave their content. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     system.mmap.restype = ctypes.c_void_p
@@ -92,20 +93,16 @@ def virtual_alloc(address: int, size: int, kind: int) -> int:
 
 
 def virtual_free(address: int, size: int, kind: int) -> None:
+    """Decommit or release memory on Windows."""
     free = kernel32().VirtualFree
     free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32]
     free(address, size, kind)
 
 
-def kernel32() -> Any:
-    """Load Windows' kernel32 library."""
-    return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
-
-
 def return_freed_from(size: int) -> None:
-    """Return freed blocks of `size` bytes or more to the system immediately.
+    """Make glibc return freed blocks of `size` bytes or more to the system at once.
 
-    glibc keeps blocks of up to 32 MB for reuse. Other C libraries are left as they are.
+    By itself glibc keeps blocks of up to 32 MB for reuse. Other C libraries are left as they are.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(MAPPED_FROM, size)
@@ -114,8 +111,8 @@ def return_freed_from(size: int) -> None:
 # ---- machine code
 
 
-def code_region(size: int) -> Any:
-    """Allocate zero bytes, a writable buffer, for machine code. Raises OSError."""
+def code_region(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
+    """Allocate a writable buffer of zero bytes for machine code. Raises OSError."""
     return (
         Region(size).buffer if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     )
@@ -143,7 +140,7 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
     """Ask Linux to read the file in pages of 2 MB where its file system can.
 
     Looking up pages of 4 KB limits decode: one core then reads weights at 16.6 GB/s, not 22.3. And 0.8 GB come from the
-    disk in 0.5 s instead of 1.3. What another program has read into memory in small pages stays so.
+    disk in 0.5 s instead of 1.3. Pages of 4 KB that another program has already read stay small.
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them
@@ -151,7 +148,7 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
 
 
 def release_pages(data: mmap.mmap, start: int, end: int) -> None:
-    """Release the whole pages of a map in a range of bytes; the system may keep them cached."""
+    """Release a map's whole pages within bytes [start, end); the system may keep them cached."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
     if start < end and hasattr(mmap, "MADV_DONTNEED"):
         data.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -171,12 +168,12 @@ def can_prefault() -> bool:
 def prefault(path: str, address: int, size: int, at_once: int) -> None:
     """Map the cached pages of a file; `at_once`: bytes per call, during which other threads get no memory.
 
-    A file that is partly on the disk is left alone: all of it would be read, in the order of the file, though experts
-    may not be needed. Windows does not tell what is in memory: there all of it is requested, and read in the
+    A file that is not wholly cached is left alone: the system would read all of it from the disk, though some experts
+    may never be needed. Windows does not tell what is cached: there the whole file is requested, and read in the
     background.
     """
     if sys.platform == "win32":
-        prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # of Windows 8
+        prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # since Windows 8
         span = AddressRange(address, size)
         if prefetch:
             prefetch(ctypes.c_void_p(-1), ctypes.c_size_t(1), ctypes.byref(span), 0)
@@ -189,7 +186,7 @@ def prefault(path: str, address: int, size: int, at_once: int) -> None:
 
 
 def is_in_memory(path: str, size: int) -> bool:
-    """Return whether Linux has the file in its cache, judged by samples."""
+    """Return whether Linux has cached the file, judged by SAMPLES of its bytes."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -204,11 +201,11 @@ def is_in_memory(path: str, size: int) -> bool:
         os.close(file)
 
 
-# ---- what there is
+# ---- available memory
 
 
 def available_memory() -> int:
-    """Return the available bytes, by the system and the control groups' limits; sys.maxsize if unknown."""
+    """Return the bytes available to this process, within its control groups' limits; sys.maxsize if unknown."""
     if sys.platform == "darwin":  # the level is the percentage that is not in use
         return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
@@ -229,7 +226,7 @@ class MemoryStatus(ctypes.Structure):
     )
 
 
-def windows_status() -> Any:
+def windows_status() -> MemoryStatus:
     """Return Windows' memory status."""
     status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
     kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
@@ -237,7 +234,7 @@ def windows_status() -> Any:
 
 
 def read_number_after(name: str, path: str) -> int | None:
-    """Read the number after a name at the beginning of a line in a system file, None if there is none."""
+    """Read the number after `name` at the beginning of a line of a system file; None if there is none."""
     try:
         match = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
@@ -246,7 +243,7 @@ def read_number_after(name: str, path: str) -> int | None:
 
 
 def address_limit() -> int:
-    """Return the limit on address space in bytes (`ulimit -v`), sys.maxsize without one."""
+    """Return the limit on this process's address space in bytes (`ulimit -v`); sys.maxsize without one."""
     try:
         import resource
     except ImportError:  # Windows
@@ -256,7 +253,7 @@ def address_limit() -> int:
 
 
 def address_room() -> int:
-    """Return the bytes left of the address space limit, sys.maxsize without one."""
+    """Return the bytes left below the limit on address space; sys.maxsize without one."""
     if (limit := address_limit()) == sys.maxsize:
         return limit
     return limit - 1024 * (read_number_after("VmSize:\t", "/proc/self/status") or 0)
@@ -266,4 +263,5 @@ def is_out_of_memory(error: OSError) -> bool:
     """Return whether an error means that memory or addresses are exhausted."""
     import errno
 
-    return error.errno == errno.ENOMEM or getattr(error, "winerror", 0) in (8, 14, 1455)  # the last: the page file
+    # Windows: ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT (the page file is too small)
+    return error.errno == errno.ENOMEM or getattr(error, "winerror", 0) in (8, 14, 1455)

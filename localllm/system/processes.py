@@ -9,15 +9,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
-BEHIND = 10  # how nice processes are for which nobody waits
+if TYPE_CHECKING:
+    from subprocess import Popen
+    from types import FrameType
+
+BACKGROUND = 10  # niceness of background processes
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
-MUTEX_BYTES = 64  # of a mutex or condition variable: Linux needs 48, macOS 64, Windows 8
-OUT_OF_TIME = 1816  # Windows: the exit code of a process that its job's limit has ended, ERROR_NOT_ENOUGH_QUOTA
+MUTEX_BYTES = 64  # room for a mutex or condition variable: Linux needs 48, macOS 64, Windows 8
+OUT_OF_TIME = 1816  # Windows: exit code of a process that exceeded its job's time limit, ERROR_NOT_ENOUGH_QUOTA
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 
-# In LLVM's language, what `on_bad_page` takes: writes @length bytes of @message to stderr, and ends the process.
+# LLVM IR of the handler for `on_bad_page`: it writes @length bytes of @message to stderr and ends the process.
 POSIX_HANDLER = """
 declare i64 @write(i32, ptr, i64)
 declare void @_exit(i32)
@@ -78,9 +82,9 @@ BAD_PAGE_HANDLER = WINDOWS_HANDLER if sys.platform == "win32" else POSIX_HANDLER
 
 
 def waiting_functions() -> list[int]:
-    """Return addresses of functions for waiting.
+    """Return the addresses of five system functions.
 
-    Yield the processor; lock, unlock (mutex); wait (condition, mutex, -1, 0); wake all.
+    They yield the processor; lock a mutex; unlock it; wait(condition, mutex, -1, 0); wake all waiters of a condition.
     """
     if sys.platform == "win32":
         system = ctypes.WinDLL("kernel32")
@@ -94,7 +98,7 @@ def waiting_functions() -> list[int]:
 
 
 def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
-    """Initialize mutexes and a condition variable in zeroed memory; for Windows zeros suffice."""
+    """Initialize mutexes and a condition variable at these addresses of zeroed memory; on Windows zeros suffice."""
     if sys.platform == "win32":
         return
     system = ctypes.CDLL(None)
@@ -107,19 +111,19 @@ def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
 def function_address(name: str) -> int | None:
     """Return the address of a C, math or compiler runtime function; None if there is none."""
     libraries = ("ucrtbase", "ntdll", "kernel32", "vcruntime140") if sys.platform == "win32" else (None, "libm.so.6")
-    for library in libraries:  # a Python may be linked without the second
+    for library in libraries:  # not every Python is linked with libm
         with suppress(AttributeError, OSError):
             return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
     return None
 
 
-def library(linux: str, windows: str) -> Any:
-    """Load a system library by its name on this system. Raises OSError."""
+def library(linux: str, windows: str) -> ctypes.CDLL:
+    """Load a system library by its name on Linux or Windows. Raises OSError."""
     return ctypes.CDLL(windows if sys.platform == "win32" else linux)
 
 
 def has_driver() -> bool:
-    """Tell whether NVIDIA's driver is there; takes 0.1 ms where it is not."""
+    """Return whether NVIDIA's driver is installed; takes 0.1 ms if it is not."""
     try:
         library("libcuda.so.1", "nvcuda.dll")
     except OSError:
@@ -127,13 +131,13 @@ def has_driver() -> bool:
     return True
 
 
-# ---- the end, and other signals
+# ---- signals
 
 
-def on_termination(leave: Callable[[int, Any], Any]) -> None:
-    """Install a function to call when the process is asked to end."""
+def on_termination(handler: "Callable[[int, FrameType | None], object]") -> None:
+    """Install a signal handler to call when the process is asked to end."""
     for number in ending_signals():
-        signal.signal(number, leave)
+        signal.signal(number, handler)
 
 
 def ending_signals() -> list[int]:
@@ -146,15 +150,15 @@ def ending_signals() -> list[int]:
 @contextmanager
 def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
     """Call `leave` before Ctrl-Z stops the process in the block, and `come_back` when it continues."""
-    is_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+    is_main = threading.current_thread() is threading.main_thread()  # only this one may install handlers
     if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         yield
         return
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: object) -> None:
         leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTSTP)  # of this thread: it comes back when the process goes on
+        signal.raise_signal(signal.SIGTSTP)  # stops here; returns when the process continues
         signal.signal(signal.SIGTSTP, stop)
         come_back()
 
@@ -166,7 +170,7 @@ def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> It
 
 
 def interrupt_main() -> None:
-    """Interrupt the main thread as Ctrl-C does, from another one, even in a system call."""
+    """Interrupt the main thread from another thread as Ctrl-C does, even in a system call."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
@@ -201,26 +205,33 @@ def on_bad_page(handler: int) -> None:
 # ---- other processes
 
 
-def detached_options() -> dict[str, Any]:
+class DetachedOptions(TypedDict, total=False):
+    """Arguments of subprocess.Popen."""
+
+    creationflags: int
+    process_group: int
+
+
+def detached_options() -> DetachedOptions:
     """Return subprocess.Popen's arguments for a process that does not receive this one's Ctrl-C."""
     if sys.platform == "win32":
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
     return {"process_group": 0}
 
 
-def lower_priority(process: Any) -> None:
-    """Lower the priority of a subprocess.Popen, which may have ended."""
+def lower_priority(process: "Popen[bytes]") -> None:
+    """Lower a subprocess's priority; nothing happens if it has ended."""
     with suppress(OSError):
         if sys.platform == "win32":
             ctypes.WinDLL("kernel32").SetPriorityClass(ctypes.c_void_p(int(process._handle)), BELOW_NORMAL)
         else:
-            os.setpriority(os.PRIO_PROCESS, process.pid, BEHIND)
+            os.setpriority(os.PRIO_PROCESS, process.pid, BACKGROUND)
 
 
 def shell(command: str) -> list[str] | str:
-    """Return the arguments that run a command in the system's shell.
+    """Return subprocess.Popen's arguments to run a command in the system's shell.
 
-    On Windows one line, because quotes mean something else to the shell than to other programs.
+    On Windows a single string, because cmd.exe parses quotes differently from other programs.
     """
     if sys.platform == "win32":
         return f'"{os.environ["SYSTEMROOT"]}\\System32\\cmd.exe" /d /s /c "{command}"'
@@ -228,19 +239,19 @@ def shell(command: str) -> list[str] | str:
 
 
 def replace_process(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Run a program in place of this one; where that is not possible, wait for it and take its exit code.
+    """Replace this process by a program; on Windows run it, wait, and exit with its exit code.
 
-    The first word is the program's path; what this process has not flushed is lost. Raises OSError.
+    command: the program's path and its arguments. Unflushed output of this process is lost. Raises OSError.
     """
     if sys.platform == "win32":
-        import subprocess  # seldom needed
+        import subprocess  # rarely needed
 
         sys.exit(subprocess.call(command, env=environment))
     os.execve(command[0], command, environment)
 
 
-def kill_with_children(process: Any) -> None:
-    """Kill a subprocess.Popen with a session of its own, and all its children."""
+def kill_with_children(process: "Popen[bytes]") -> None:
+    """Kill a subprocess that was started with start_new_session, and all its children."""
     import subprocess
 
     with suppress(OSError):
@@ -258,18 +269,19 @@ def after_fork(call: Callable[[], None]) -> None:
 
 
 def can_fork() -> bool:
+    """Return whether the system has `fork`: Windows has none."""
     return hasattr(os, "fork")
 
 
 def fork() -> int:
-    """Fork, as os.fork."""
+    """Fork this process as os.fork does."""
     return os.fork()
 
 
 def limit_process(seconds: int, size: int) -> bool:
-    """Limit this forked process to `seconds` of CPU time and `size` more bytes of memory.
+    """Limit this forked process to `seconds` more of CPU time and `size` more bytes of memory.
 
-    False if that much memory is not allowed. Raises OSError, ValueError.
+    Return False if the process's present limit is below that. Raises OSError, ValueError.
     """
     import resource
 
@@ -305,14 +317,14 @@ class JobLimits(ctypes.Structure):
     )
 
 
-def run_limited(words: list[str], given: bytes, seconds: int, size: int, patience: float) -> tuple[bytes, bool]:
-    """Run a command on Windows with limits on CPU time and memory, and `patience` seconds at most.
+def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeout: float) -> tuple[bytes, bool]:
+    """Run a command on Windows within limits; return its stdout, and whether it was killed for taking too long.
 
-    Returns its output for the input `given`, and whether it was killed for taking too long. Raises OSError.
+    seconds: of CPU time; size: bytes of memory; timeout: seconds to wait for its end. Raises OSError.
     """
     import subprocess
 
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     system = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
     system.CreateJobObjectW.restype = ctypes.c_void_p
     # JOB_OBJECT_LIMIT_PROCESS_TIME, _PROCESS_MEMORY, _DIE_ON_UNHANDLED_EXCEPTION, _KILL_ON_JOB_CLOSE
@@ -322,7 +334,7 @@ def run_limited(words: list[str], given: bytes, seconds: int, size: int, patienc
         system.SetInformationJobObject(job, 9, ctypes.byref(limits), ctypes.sizeof(limits))
         system.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))  # type: ignore[attr-defined]
         try:
-            return process.communicate(given, patience)[0], process.returncode == OUT_OF_TIME
+            return process.communicate(stdin, timeout)[0], process.returncode == OUT_OF_TIME
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -332,5 +344,5 @@ def run_limited(words: list[str], given: bytes, seconds: int, size: int, patienc
 
 
 def was_stopped(status: int) -> bool:
-    """Return whether a forked process ended because it used too much CPU time, or was killed."""
+    """Return whether a forked process used too much CPU time or was killed; status: of os.waitpid."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)

@@ -5,17 +5,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Protocol, TextIO
 
 from localllm.system.processes import around_stops
 
-UTF_8 = 65001  # Windows' number of it
-# The terminal's keys and screen, whatever the standard streams are.
+UTF_8 = 65001  # Windows' code page
+# Paths of the terminal's keyboard and screen, wherever the standard streams are redirected.
 KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
 
 
-def prepare(*streams: Any) -> None:
+class Stream(Protocol):
+    """A stream with a file descriptor."""
+
+    def fileno(self) -> int: ...
+
+
+def prepare(*streams: TextIO | None) -> None:
     """Set the standard streams (input first) to UTF-8 on Windows, and enable escape sequences."""
     if sys.platform != "win32":
         return
@@ -30,24 +36,24 @@ def prepare(*streams: Any) -> None:
     ctypes.WinDLL("kernel32").SetConsoleOutputCP(UTF_8)
 
 
-def is_console(stream: Any) -> bool:
-    """Return whether a stream that claims to be a terminal is one: on Windows, NUL claims it too."""
+def is_console(stream: Stream) -> bool:
+    """Return whether a stream whose isatty is true is a terminal: on Windows, isatty is true for NUL, too."""
     if sys.platform != "win32":
         return True
     return console_mode(stream) is not None
 
 
 @cache
-def understands_escapes(*streams: Any) -> bool:
-    """Return whether consoles interpret escape sequences: Windows' before 2016 do not."""
+def understands_escapes(*streams: Stream) -> bool:
+    """Return whether the consoles among the streams interpret escape sequences: Windows' before 2016 do not."""
     if sys.platform != "win32":
         return True
     modes = [mode for stream in streams if (mode := console_mode(stream)) is not None]
     return all(mode & VT_OUTPUT for mode in modes)
 
 
-def console_mode(stream: Any) -> int | None:
-    """Return the mode of a Windows console; None if the stream is none."""
+def console_mode(stream: Stream) -> int | None:
+    """Return the mode of a Windows console; None if the stream is not a console."""
     import ctypes
     import msvcrt
 
@@ -56,11 +62,12 @@ def console_mode(stream: Any) -> int | None:
         handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
     except (OSError, ValueError, AttributeError):
         return None
-    known = ctypes.WinDLL("kernel32").GetConsoleMode(handle, ctypes.byref(mode))  # type: ignore[attr-defined]
-    return mode.value if known else None
+    is_console = ctypes.WinDLL("kernel32").GetConsoleMode(handle, ctypes.byref(mode))  # type: ignore[attr-defined]
+    return mode.value if is_console else None
 
 
-def set_console_mode(stream: Any, mode: int) -> None:
+def set_console_mode(stream: Stream, mode: int) -> None:
+    """Set the mode of a Windows console."""
     import ctypes
     import msvcrt
 
@@ -69,13 +76,15 @@ def set_console_mode(stream: Any, mode: int) -> None:
 
 
 def is_unread(error: OSError) -> bool:
-    """Return whether an error means that the stream's reader is gone; Windows calls it a wrong argument."""
+    """Return whether an error means that the stream's reader is gone; Windows then reports EINVAL."""
     is_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
     return isinstance(error, BrokenPipeError) or is_windows
 
 
-def is_silent(stream: Any, seconds: float) -> bool:
-    """Return whether a stream stays open without data or end of file for `seconds`."""
+def is_silent(stream: Stream | None, seconds: float) -> bool:
+    """Return whether neither data nor the end of a stream arrives within `seconds`; False if that is unknown."""
+    if stream is None:
+        return False
     try:
         number = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -86,12 +95,12 @@ def is_silent(stream: Any, seconds: float) -> bool:
 
     try:
         return not select.select([number], [], [], seconds)[0]
-    except (OSError, ValueError):  # closed, or a number that is too large
+    except (OSError, ValueError):  # closed, or select cannot take so large a descriptor
         return False
 
 
 def is_pipe_silent(number: int, seconds: float) -> bool:
-    """Return whether a Windows pipe has no input yet; False for anything else."""
+    """Return whether a Windows pipe stays open without data for `seconds`; False for other files."""
     import ctypes
     import msvcrt
     import time
@@ -105,8 +114,8 @@ def is_pipe_silent(number: int, seconds: float) -> bool:
     return False
 
 
-def discard_input(keys: Any) -> None:
-    """Discard unread typed input."""
+def discard_input(keys: Stream) -> None:
+    """Discard keys that were typed and not read yet."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -119,8 +128,8 @@ def discard_input(keys: Any) -> None:
         termios.tcflush(keys, termios.TCIFLUSH)
 
 
-def shows_keys(stream: Any) -> bool:
-    """Return whether a terminal echoes typed keys: some programs that use one echo them themselves."""
+def shows_keys(stream: Stream) -> bool:
+    """Return whether the terminal echoes typed keys: editors and shells that host programs may echo them instead."""
     if sys.platform == "win32":
         return True
     import termios
@@ -133,11 +142,12 @@ def shows_keys(stream: Any) -> bool:
 
 @contextmanager
 def raw_keys(
-    stream: Any, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
+    stream: Stream, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
 ) -> Iterator[bool]:
     """Turn off echo and line editing in the block; yield whether that worked.
 
-    When Ctrl-Z stops the process, the terminal is as it was meanwhile; leave and come_back are called around that.
+    While Ctrl-Z has the process stopped, the terminal's old mode is restored; `leave` is called before and `come_back`
+    after that.
     """
     if sys.platform == "win32":
         with raw_console_keys(stream) as can:
@@ -172,8 +182,8 @@ def raw_keys(
 
 
 @contextmanager
-def raw_console_keys(stream: Any) -> Iterator[bool]:
-    """Do what raw_keys does, for Windows' consoles."""
+def raw_console_keys(stream: Stream) -> Iterator[bool]:
+    """Turn off echo and line editing of a Windows console in the block; yield whether that worked."""
     if (mode := console_mode(stream)) is None:
         yield False
         return

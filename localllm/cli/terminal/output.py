@@ -7,7 +7,7 @@ or hide text, so they do not get there.
 import os
 import re
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from localllm.system.processes import on_termination
 from localllm.system.terminal import is_console, is_silent, understands_escapes
@@ -30,10 +30,10 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _JOINERS.sub("", text.translate(_HARMLESS))
 
 
-def is_terminal(stream: object) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     """Return whether the standard stream is there and is a terminal."""
     try:
-        return stream is not None and stream.isatty() and is_console(stream)  # type: ignore[attr-defined]
+        return stream is not None and stream.isatty() and is_console(stream)
     except ValueError:  # closed
         return False
 

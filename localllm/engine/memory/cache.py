@@ -34,7 +34,7 @@ class Reserved:
             self._region = Region(size, whole)
         except (OSError, OverflowError, ValueError):
             raise MemoryLimitError(f"cannot reserve {size / 1e9:.1f} GB of memory; use a smaller context") from None
-        self.bytes, self.is_whole = np.frombuffer(self._region.buffer, np.uint8), self._region.is_whole
+        self.bytes, self.is_whole = np.frombuffer(memoryview(self._region.buffer), np.uint8), self._region.is_whole
         self.address = self._region.address
 
     def use(self, start: int, end: int) -> None:

@@ -346,13 +346,13 @@ def test_a_console_of_windows_has_a_mode(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("system", "name", "problem"), [
-    ("win32", "a?", "no name for a file has '?' on Windows"),
-    ("win32", "aux.txt", "on Windows this is the name of a device"),
-    ("win32", "a ", "no name for a file ends in a dot or a space on Windows"),
-    ("win32", "n" * 256, "a name for a file has at most 255 characters"), ("win32", "n" * 255, None),
+    ("win32", "a?", "a file name cannot contain '?' on Windows"),
+    ("win32", "aux.txt", "this is the name of a device on Windows"),
+    ("win32", "a ", "a file name cannot end in a dot or a space on Windows"),
+    ("win32", "n" * 256, "a file name has at most 255 characters"), ("win32", "n" * 255, None),
     ("win32", "\U0001f600" * 127, None), ("linux", "n" * 255, None), ("linux", "ü" * 127, None),
-    ("linux", "ü" * 128, "a name for a file has at most 255 bytes"),
-    ("darwin", "n" * 256, "a name for a file has at most 255 bytes"), ("linux", "aux", None),
+    ("linux", "ü" * 128, "a file name has at most 255 bytes"),
+    ("darwin", "n" * 256, "a file name has at most 255 bytes"), ("linux", "aux", None),
 ])  # fmt: skip
 def test_why_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, system: str, name: str, problem: str | None):
     monkeypatch.setattr(sys, "platform", system)
