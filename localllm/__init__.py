@@ -5,7 +5,7 @@
         for piece in model.chat([{"role": "user", "content": "Hi"}], max_tokens=64):
             print(piece, end="", flush=True)
 
-Importing this costs nothing: what needs NumPy is loaded when it is first used.
+Importing localllm loads no NumPy: open, Model and Tokenizer are imported when they are first used.
 """
 
 import os
@@ -36,7 +36,7 @@ __all__ = [
     "open",
 ]
 
-# In the repository the folder quant/, which is installed as localllm.quant, stands beside this one.
+# In the repository, quant/ is next to this folder; it is installed as localllm.quant.
 if not os.path.isdir(os.path.join(__path__[0], "quant")):
     __path__.append(os.path.dirname(__path__[0]))
 
@@ -54,10 +54,10 @@ def builtin_model() -> "Path":
     return Path(__file__).parent / "data" / "guide.gguf"
 
 
-if not TYPE_CHECKING:  # type checkers see the imports above, and report every other name
+if not TYPE_CHECKING:  # type checkers see the imports above and report every other name
 
     def __getattr__(name: str) -> object:
-        """Load what is used for the first time, and remember it."""
+        """Import a public name when it is first used."""
         if name == "__version__":
             from importlib.metadata import version
 
@@ -72,5 +72,5 @@ if not TYPE_CHECKING:  # type checkers see the imports above, and report every o
 
 
 def __dir__() -> list[str]:
-    """List the public names, also those that are not loaded yet."""
+    """List the public names, those not imported yet included."""
     return [*__all__]

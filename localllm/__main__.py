@@ -1,4 +1,4 @@
-"""python -m localllm is localllm."""
+"""Runs the command line: python -m localllm."""
 
 from localllm.cli.main import program
 

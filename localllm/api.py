@@ -1,4 +1,4 @@
-"""A model, opened: what the Python API and the command line work with."""
+"""Opens a model: the Python API, and what commands build on."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
@@ -34,26 +34,29 @@ if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
     from localllm.engine.sequence import Sequence
     from localllm.engine.trace.imatrix_collector import ImatrixCollector
+    from localllm.generation.embedding.embedder import Embedder
+    from localllm.generation.embedding.reranker import Reranker
     from localllm.generation.request import Request
     from localllm.generation.scheduler import Scheduler
 
 
+E = TypeVar("E")
 RENAMED = {"sight": "vision", "fills": "is_diffusion"}  # attributes of a Model before 0.3
 
 
 class Model(GenerationMixin):
-    """A model that is open. Use it in a `with` statement, or close it.
+    """An open model. Use it in a `with` statement, or close it.
 
-    Several generations may run at the same time, also in several threads: they share runs of the model.
+    Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.
 
     Attributes:
-        path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
-        file_type: what the file calls its formats, as "Q4_K_M".  name: what it calls itself, or "".
-        file: the file itself, mapped.  tokenizer: its Tokenizer.  engine: what computes.  session: its conversation.
-        context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
-        prefixes: what is kept of long prompts from process to process, or None.  vision: encodes images.
-        written: what was written before, which guesses come from, or None.
-        warnings: lines that the user should see.
+        path: of the (first) file.  arch: the architecture, such as "llama".  format: the one that most weights have,
+        such as "Q4_K".  file_type: the file's name of its mix of formats, such as "Q4_K_M".  name: the file's
+        general.name, or "".  file: the mapped GGUFFile.  tokenizer: its Tokenizer.  engine: the Engine that runs it.
+        session: its Session.  context: the most tokens of a prompt and its answer together.  trained_context: the
+        context that the model was trained with.  prefixes: the PrefixStore, which keeps the KV cache of long prompts
+        on disk, or None.  vision: the VisionAdapter, which encodes images.  written: the NgramCache of earlier answers,
+        from which drafts are proposed, or None.  warnings: lines to show to the user.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Model(GenerationMixin):
         prefixes: "PrefixStore | None" = None,
         written: "NgramCache | None" = None,
     ):
-        """Wrap an opened file; threads: for other models that this one opens."""
+        """Wrap an open file; threads: of draft models, embedders and rerankers that this model opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
         self.file_type, name = file.type_name, file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
@@ -83,16 +86,17 @@ class Model(GenerationMixin):
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.encode_image = self.vision.encode
         self._draft_models: dict[str, Model] = {}
-        self._readers: dict[tuple[str, str | None], Any] = {}
+        self._embedders: dict[str | None, Embedder] = {}  # by their pooling
+        self._rerankers: dict[str | None, Reranker] = {}
 
     @property
     def is_diffusion(self) -> bool:
         """Return whether it is a diffusion model, which denoises positions in any order."""
         return self.engine.hyperparameters.fills
 
-    if not TYPE_CHECKING:  # type checkers report them
+    if not TYPE_CHECKING:  # type checkers report the old names
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             """Return a method by its name before 0.3."""
             if name not in RENAMED or "session" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -119,14 +123,14 @@ class Model(GenerationMixin):
         return self.tokenizer.decode(ids, special)
 
     def sequence(self) -> "Sequence":
-        """Make a new sequence of tokens: append, fork, truncate, close."""
+        """Make an empty sequence of tokens; see its append, fork, truncate and close."""
         return self.engine.sequence()
 
     def step(self, requests: Ids[tuple["Sequence", Ids[int]]], precise: bool = True) -> list[np.ndarray]:
-        """Append tokens to several sequences in one run of the model; of each the last logits, float32 [1, vocab].
+        """Append tokens to several sequences in one run; return the last logits of each, float32 [1, vocab].
 
-        precise: keep activations in 16 bits; without, 8 sequences cost little more than twice what one costs. Raises
-        as Sequence.append.
+        precise: keep activations in 16 bits, not 8; with 8 bits, 8 sequences take little more than twice the time of
+        one. Raises as Sequence.append.
         """
         return self.engine.step(requests, precise)
 
@@ -153,50 +157,50 @@ class Model(GenerationMixin):
         pooling: str | None = None,
         max_tokens: int | None = None,
     ) -> np.ndarray:
-        """Embed texts or their token ids: float32 [texts, width], or [width] of a single str; similar ones are close.
+        """Embed texts or their token ids: float32 [texts, width], or [width] for a single str; similar ones are close.
 
-        dims: only the first numbers, of a Matryoshka model; normalize: to the length 1; role: "query" or "document", to
-        put the model's own prompt in front; overflow: what is done with texts that are too long, "refuse", "cut" or
-        "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says; max_tokens: cut texts
-        after this many. Raises ContextError, ModelError for a model that was not made for that, UsageError.
+        dims: keep only the first numbers, for a Matryoshka model; normalize: to the length 1; role: "query" or
+        "document", to put the model's own prompt in front; overflow: for texts that are too long, "refuse", "cut", or
+        "split" and average the parts; pooling: "mean", "cls" or "last" instead of the file's; max_tokens: cut texts
+        after this many. Raises ContextError, ModelError for a model that is no embedding model, UsageError.
         """
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
-        made = self._open_engine(
-            "embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling)
+        embedder = self._open_once(
+            self._embedders, pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling)
         )
         options = EmbedOptions(dims, normalize, role, overflow, max_tokens)
-        result: np.ndarray = made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
-        return result
+        rows: np.ndarray = embedder.embed([texts] if isinstance(texts, str) else texts, options)
+        return rows[0] if isinstance(texts, str) else rows
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
-        """Return how well each text answers a query, by a reranker: float32 [texts], larger is better.
+        """Score how well each text answers a query, with a reranker: float32 [texts], larger is better.
 
-        cut: texts that are too long. Raises ContextError, ModelError, UsageError.
+        cut: truncate texts that are too long. Raises ContextError, ModelError, UsageError.
         """
         from localllm.generation.embedding.reranker import Reranker
 
-        made = self._open_engine("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
-        result: np.ndarray = made.rerank(query, require_several("texts", texts), cut)
-        return result
+        reranker = self._open_once(self._rerankers, None, lambda options: Reranker(self.file, self.tokenizer, options))
+        return reranker.rerank(query, require_several("texts", texts), cut)
 
-    def _open_engine(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
-        """Return an encoder of whole texts; it is made at the first call and closed with the model."""
+    def _open_once(self, opened: dict[str | None, E], key: str | None, make: Callable[["EngineOptions"], E]) -> E:
+        """Return an embedder or reranker of the model's file, which is opened at the first call and closed with it."""
         from localllm.engine.options import EngineOptions
 
         with self._opening:
-            if (kind, pooling) not in self._readers:
-                self._readers[kind, pooling] = make(EngineOptions(self._threads, self.context))
-            return self._readers[kind, pooling]
+            if key not in opened:
+                opened[key] = make(EngineOptions(self._threads, self.context))
+            return opened[key]
 
     def drafter(
         self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
     ) -> "str | ModelDrafter":
-        """Return a value for GenerationOptions.speculate: an opened draft model, or "ngram" and the like unchanged.
+        """Return GenerationOptions.speculate: a drafter for a draft model, or the name of a method unchanged.
 
-        The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it (to
-        choose how, open it yourself); a draft head for this model (EAGLE-3) is "mtp" from then on. progress: as in
-        open_model, which documents the errors; also UsageError if its vocabulary is a different one.
+        The first call with "draft:PATH" opens that model with this one's threads; it is closed with this one. (Open it
+        yourself and pass it for other options.) If the file is a draft head for this model (EAGLE-3), it is attached,
+        and the result is "mtp". progress: as of open_model. Raises as open_model, and UsageError if the vocabularies
+        differ.
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
@@ -228,7 +232,8 @@ class Model(GenerationMixin):
     ) -> "Scheduler":
         """Make a scheduler that answers many requests (see Session.request) within the memory that is free now.
 
-        live: as in Batch.  memory: the most bytes for the KV cache, None for all that is free.
+        live: requests may come at any time, as in `serve`, and prompts share their prefixes.  memory: the most bytes of
+        the KV cache, None for all that is free.
         """
         from localllm.generation.chunked_prefill import most_between_steps
         from localllm.generation.scheduler import PARALLEL, Scheduler
@@ -244,10 +249,7 @@ class Model(GenerationMixin):
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
     def close(self) -> None:
-        """Free the memory and end the threads, once the prefix cache has been written.
-
-        In a process that was forked from the model's there is nothing to do.
-        """
+        """Finish writing the prefix cache, free the memory and end the threads; do nothing in a forked process."""
         if was_forked(self.engine):
             return
         self.session.cache.collect()
@@ -255,7 +257,8 @@ class Model(GenerationMixin):
             self.prefixes.close()
         if self.written:
             self.written.save()
-        for other in (*self._draft_models.values(), *self._readers.values(), self.vision):
+        readers: list[Embedder | Reranker] = [*self._embedders.values(), *self._rerankers.values()]
+        for other in (*self._draft_models.values(), *readers, self.vision):
             other.close()
         self.engine.close()
 
@@ -290,17 +293,16 @@ def open_model(
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
-    threads: None for as many as the computer has physical cores to spare; context: the most tokens that a prompt and
-    its answer may have together, 0 or None for what the model was trained for (memory is taken as it is used); kv_type:
-    how keys and values are kept: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or each its own way as in
-    "k=q8_0,v=q4_0"; backend: cpu, cuda or cuda:N for a graphics card, auto for a card if there is one that works, or
-    reference for plain NumPy; gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as
-    many as it has room for;
-    progress(done, total): called while kernels are compiled, once per computer; on_upload(bytes, total): while weights
-    go to the card; observer: sums up what the matrices meet; mmproj: the vision projector, None for
-    the one next to the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
-    the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
-    cache folder, and keep there what this one does; rope: scale positions otherwise than the file says, as in
+    threads: None for as many as there are idle physical cores; context: the most tokens of a prompt and its answer
+    together, 0 or None for the context that the model was trained with (memory is allocated as it is used); kv_type:
+    format of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each as in "k=q8_0,v=q4_0";
+    backend: cpu, cuda or cuda:N, auto for a GPU if one works, or reference for plain NumPy; gpu_layers: how many of the
+    last layers run on the GPU, a number, "all", or "auto" for as many as its memory holds; progress(done, total):
+    called while kernels are compiled, once per computer; on_upload(bytes, total): called while weights are copied to
+    the GPU; observer: collects statistics of activations; mmproj: path of the vision projector, None for the one next
+    to the model; pan_and_scan: also encode crops of long images, with Gemma 3; chat_template: the name of one in the
+    file or in text.builtin_templates, or Jinja; cache: keep prefixes of prompts and n-grams of answers in the user's
+    cache folder, and use those of earlier processes; rope: replaces the file's RoPE scaling, as in
     RopeScaling("yarn", 4.0, original_context=32768). Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
@@ -320,12 +322,12 @@ def open_with_options(
     mmproj: str | os.PathLike[str] | None = None,
     pan_and_scan: bool = False,
 ) -> Model:
-    """Open a GGUF file with the engine's options as they are; others, and errors, as of open_model."""
+    """Open a GGUF file with an EngineOptions; other parameters, and errors, as of open_model."""
     options.require_valid()
     file = GGUFFile.open(path)
     if options.rope:
         options.rope.apply(file.metadata, file.path)
-    family, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
+    family, hyperparameters = architecture(file)  # refuses unsupported files before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.files.gguf.prefault import prefault
 
@@ -361,11 +363,11 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Open the tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
+    """Open the tokenizer of a GGUF file, which may have no tensors. Raises ModelError."""
     from localllm.engine.trace.recorder import trace_model
 
     with GGUFFile.open(path) as file:
-        with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
+        with suppress(UnsupportedError):  # a damaged file is refused even if only its tokenizer is wanted
             module, hyperparameters = architecture(file)
             if file.tensors:
                 trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
@@ -377,9 +379,7 @@ def most_prompt_bytes(
 ) -> int:
     """Return the most bytes of UTF-8 that a prompt for a context can have; None or 0: the trained context.
 
-    Raises ModelError.
-
-    rope: as of open_model. Reads the file's header and vocabulary.
+    rope: as of open_model. Reads only the file's header and vocabulary. Raises ModelError.
     """
     with GGUFFile.open(path) as file:
         if rope:
@@ -389,7 +389,7 @@ def most_prompt_bytes(
 
 
 def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
-    """Compile the kernels that a model needs, so that its first start is as fast as later ones."""
+    """Compile all kernels that a model needs, so that its first start is as fast as later ones."""
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
         if (h := model.engine.hyperparameters).bidirectional and not h.fills:

@@ -1,4 +1,4 @@
-"""Errors that localllm raises on purpose; the command line prints the message and exits with the code.
+"""Errors that localllm raises on purpose, and the exit codes of commands that end with them.
 
     LocalllmError        1    anything below
     ├── UsageError       2    invalid arguments or combinations of them
@@ -17,7 +17,7 @@ NOT_NUMBERS = "the model computed logits that are not numbers; the file may be d
 
 
 class LocalllmError(Exception):
-    """A failure that its message explains in one line."""
+    """An error with a message of one line for the user, and a command's exit code."""
 
     exit_code = 1
 
@@ -25,7 +25,7 @@ class LocalllmError(Exception):
 class UsageError(LocalllmError):
     """The arguments are invalid, alone or together.
 
-    A message about one begins with its name in Python, such as top_p, which the command line replaces by --top-p.
+    A message about one argument begins with its Python name, such as top_p; the command line prints --top-p instead.
     """
 
     exit_code = 2
@@ -42,7 +42,7 @@ class UnsupportedError(ModelError):
 
 
 class ConstraintError(LocalllmError):
-    """The answer's grammar became too complex to follow, or allows no token."""
+    """The answer's schema or grammar allows no token at some point, or has too many alternatives there."""
 
 
 class ContextError(LocalllmError):

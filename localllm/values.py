@@ -1,20 +1,21 @@
-"""Convert arguments to plain values: NumPy numbers are accepted like Python's, and bytes are refused as text."""
+"""Check arguments: NumPy numbers are accepted as Python's, and bytes are refused as text."""
 
 from collections.abc import Iterable, Mapping
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex, TypeVar
 
 from localllm.errors import UsageError
+
+T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
     """Convert a NumPy scalar to Python's number; return anything else as it is."""
-    kind = type(value)
-    return value.item() if kind.__module__ == "numpy" and getattr(value, "shape", None) == () else value
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
-def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """Return an integer of at least `least`. Raises UsageError, which begins with `name`."""
+def whole_number(name: str, value: object, least: int = 0) -> int:
+    """Return value as an int. Raises UsageError, which begins with `name`, for another type or less than `least`."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} should be a whole number, not {value!r}")
@@ -23,22 +24,22 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
     return value
 
 
-def require_text(name: str, value: Any) -> str:
-    """Return a str. Raises UsageError, which begins with `name`."""
+def require_text(name: str, value: object) -> str:
+    """Return value, a str. Raises UsageError, which begins with `name`, for another type."""
     if not isinstance(value, str):
         advice = ": decode it first" if isinstance(value, bytes | bytearray | memoryview) else ""
         raise UsageError(f"{name} should be a str, not {type(value).__name__}{advice}")
     return value
 
 
-def require_several(name: str, value: Iterable[Any]) -> Iterable[Any]:
-    """Return an iterable that is not a single text or message. Raises UsageError, which begins with `name`."""
+def require_several(name: str, value: Iterable[T]) -> Iterable[T]:
+    """Return value, an iterable. Raises UsageError, which begins with `name`, for a single text or message."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
         raise UsageError(f"{name} should be a list, not {type(value).__name__}")
     return value
 
 
-def token_ids(ids: Iterable[Any]) -> list[int]:
+def token_ids(ids: Iterable[SupportsIndex]) -> list[int]:
     """Convert token ids to ints. Raises UsageError."""
     if isinstance(ids, str | bytes | bytearray | memoryview):
         raise UsageError(f"token ids should be a list of numbers, not {type(ids).__name__}")

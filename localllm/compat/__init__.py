@@ -1,1 +1,1 @@
-"""Interfaces of other Python packages, for programs that were written for them. Nothing else imports them."""
+"""Interfaces of other Python packages, for programs written for them. No other module imports this package."""

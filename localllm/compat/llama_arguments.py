@@ -1,4 +1,4 @@
-"""Arguments of llama-cpp-python's Llama, with its names, order and defaults, and the options that they are here.
+"""Arguments of llama-cpp-python's Llama, with its names, order and defaults, converted to localllm's options.
 
 Source of names and defaults: llama-cpp-python 0.3.36.
 """
@@ -7,7 +7,8 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,8 +16,13 @@ from localllm.arch.rope_scaling import RopeScaling
 from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.generation.arguments import AnswerArguments
 from localllm.generation.sampling.options import ABOVE_0, ORDER
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+from localllm.text.marker_escaping import Message
+
+if TYPE_CHECKING:
+    from localllm.api import Model
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
 # By GGML's numbers.
@@ -26,7 +32,7 @@ KV_TYPES = {
 DEFAULT_ROPE = 10000.0, 1.0  # base and scale
 ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's numbers
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers
-CHAT_FORMATS = {"llama-3": "llama3"}  # what we call otherwise
+CHAT_FORMATS = {"llama-3": "llama3"}  # names that differ here
 NO_EFFECT = (
     "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
     "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base", "lora_scale",
@@ -44,36 +50,45 @@ REFUSED = {
     "tokenizer": "the file's own tokenizer is used",
     "spm_infill": "the suffix follows the prefix, as models for code are trained",
 }
-T = TypeVar("T", bound=Callable[..., Any])
+LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (ids int32 [tokens], logits float32 [vocab]): logits
+StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
-def takes(arguments: type) -> Callable[[T], T]:
-    """Give a method of (*given, **named) the signature of its arguments class."""
+def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method of one arguments object be called with the arguments of its class; its signature says so."""
 
-    def decorate(method: T) -> T:
+    def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
+        def call(self: S, /, *positional: P.args, **named: P.kwargs) -> R:
+            return method(self, arguments(*positional, **named))
+
+        update_wrapper(call, method)
         signature = inspect.signature(arguments)
         me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [me, *signature.parameters.values()]
-        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=parameters, return_annotation=inspect.Signature.empty
         )
-        return method
+        return call
 
     return decorate
 
 
 def warn(message: str) -> None:
-    """Warn the program that called the interface; Python shows a warning once for a place."""
-    place = inspect.currentframe()
+    """Warn at the line of the program that called this interface; Python shows a warning once for each line."""
+    frame = inspect.currentframe()
     level = 1
-    while place and place.f_globals.get("__name__", "").startswith("localllm.compat"):
-        place, level = place.f_back, level + 1
+    while frame and frame.f_globals.get("__name__", "").startswith("localllm.compat"):
+        frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
 
 @frozen
 class OpenArguments:
-    """Arguments of the constructor behind model_path."""
+    """Arguments of the constructor after model_path."""
 
     n_gpu_layers: int = 0
     split_mode: int = 1
@@ -82,7 +97,7 @@ class OpenArguments:
     vocab_only: bool = False
     use_mmap: bool = True
     use_mlock: bool = False
-    kv_overrides: Mapping[str, Any] | None = None
+    kv_overrides: Mapping[str, object] | None = None
     seed: int = RANDOM_SEED
     n_ctx: int = 512
     n_batch: int = 512
@@ -112,9 +127,9 @@ class OpenArguments:
     lora_path: str | None = None
     numa: bool | int = False
     chat_format: str | None = None
-    chat_handler: Any = None
-    draft_model: Any = None
-    tokenizer: Any = None
+    chat_handler: object = None
+    draft_model: object = None
+    tokenizer: object = None
     type_k: int | None = None
     type_v: int | None = None
     spm_infill: bool = False
@@ -122,7 +137,7 @@ class OpenArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "OpenArguments":
-        """Check arguments, and warn of those without an effect. Raises UsageError for those that are refused."""
+        """Check arguments, and warn of those without an effect. Raises UsageError for those that are not supported."""
         known = {each.name: each.default for each in fields(cls)}
         for name, reason in REFUSED.items():
             if name in given and given[name] not in (known[name], None):
@@ -132,31 +147,38 @@ class OpenArguments:
             warn(f"arguments of llama-cpp-python without an effect here: {', '.join(idle)}")
         return cls(**{name: value for name, value in given.items() if name in known})
 
-    def open_options(self) -> dict[str, Any]:
-        """Return the options of localllm.open. Raises UsageError."""
-        kinds = [kv_type("type_k", self.type_k), kv_type("type_v", self.type_v)]
-        options: dict[str, Any] = {"context": self.n_ctx, "kv_type": f"k={kinds[0]},v={kinds[1]}"}
-        if rope := self.rope:
-            options["rope"] = rope
-        if self.n_threads:
-            options["threads"] = self.n_threads
-        if self.n_gpu_layers:
-            options |= {"backend": "auto", "gpu_layers": "auto" if self.n_gpu_layers < 0 else self.n_gpu_layers}
-        if self.chat_format:
-            name = CHAT_FORMATS.get(self.chat_format, self.chat_format)
-            if name in BUILTIN_TEMPLATES:
-                return {**options, "chat_template": name}
-            warn(f"chat_format {self.chat_format!r} has no effect: the chat template of the model's file is used")
-        return options
+    def open_model(self, path: str) -> "Model":
+        """Open a GGUF file with these arguments. Raises ModelError, MemoryLimitError, UsageError."""
+        from localllm.api import open_model
+
+        return open_model(
+            path,
+            threads=self.n_threads or None,
+            context=self.n_ctx,
+            kv_type=f"k={kv_type('type_k', self.type_k)},v={kv_type('type_v', self.type_v)}",
+            rope=self.rope,
+            backend="auto" if self.n_gpu_layers else "cpu",
+            gpu_layers="auto" if self.n_gpu_layers <= 0 else self.n_gpu_layers,
+            chat_template=self.chat_template,
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """Return the built-in chat template of chat_format; warn and return None if there is none."""
+        name = CHAT_FORMATS.get(self.chat_format or "", self.chat_format)
+        if not name or name in BUILTIN_TEMPLATES:
+            return name or None
+        warn(f"chat_format {self.chat_format!r} has no effect: the chat template of the model's file is used")
+        return None
 
     @property
     def is_default_rope(self) -> bool:
-        """Return whether base and scale are LangChain's values for unset ones."""
+        """Return whether base and scale are the defaults that LangChain passes."""
         return (self.rope_freq_base, self.rope_freq_scale) == DEFAULT_ROPE
 
     @property
     def rope(self) -> RopeScaling | None:
-        """Return how positions are scaled, None for the file's own way. Raises UsageError."""
+        """Return the RoPE scaling, None for the file's own. Raises UsageError."""
         if self.rope_scaling_type not in (None, -1, *ROPE_TYPES):
             known = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
             raise UsageError(f"rope_scaling_type should be -1, {known}, not {self.rope_scaling_type!r}")
@@ -210,8 +232,8 @@ class CompletionArguments:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     model: str | None = None
-    stopping_criteria: Any = None
-    logits_processor: Any = None
+    stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
 
@@ -220,11 +242,11 @@ class CompletionArguments:
 class ChatArguments:
     """Arguments of create_chat_completion."""
 
-    messages: Sequence[dict[str, Any]]
-    functions: Sequence[dict[str, Any]] | None = None
-    function_call: Any = None
-    tools: Sequence[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    messages: Sequence[Message]
+    functions: Sequence[Mapping[str, object]] | None = None
+    function_call: object = None
+    tools: Sequence[Mapping[str, object]] | None = None
+    tool_choice: object = None
     temperature: float = 0.2
     top_p: float = 0.95
     top_k: int = 40
@@ -233,7 +255,7 @@ class ChatArguments:
     stream: bool = False
     stop: str | Sequence[str] | None = ()
     seed: int | None = None
-    response_format: Mapping[str, Any] | None = None
+    response_format: Mapping[str, object] | None = None
     max_tokens: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -243,15 +265,15 @@ class ChatArguments:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     model: str | None = None
-    logits_processor: Any = None
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
 
-def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:
-    """Return keyword arguments for generate and chat: max_tokens, stop, sampling, grammar. Raises UsageError.
+def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+    """Return keyword arguments for generate and chat: sampling, grammar, functions. Raises UsageError.
 
     last_n: tokens that penalties look at.
     """
@@ -259,16 +281,14 @@ def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed
         raise UsageError(f"grammar should be a LlamaGrammar, not {type(given.grammar).__name__}")
     if given.tfs_z != 1.0:
         warn("tfs_z has no effect, as in llama.cpp, which has no tail-free sampling any more")
-    stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or ())
-    options = {"max_tokens": given.max_tokens if (given.max_tokens or 0) > 0 else None, "stop": stop}
-    shape = {} if given.grammar is None else given.grammar.options
-    return {**options, **sampling_options(given, last_n, seed), **shape, **callables(given), "on_overflow": "error"}
-
-
-def callables(given: CompletionArguments | ChatArguments) -> dict[str, Any]:
-    """Return the functions that are called with token ids, int32 [tokens], and logits before a token is sampled."""
+    options = sampling_options(given, last_n, seed)
+    options["on_overflow"] = "error"
+    if given.grammar is not None and given.grammar.grammar is not None:
+        options["grammar"] = given.grammar.grammar
+    elif given.grammar is not None:
+        options["schema"] = given.grammar.schema
     processors = as_list(given.logits_processor)
-    criteria = as_list(getattr(given, "stopping_criteria", None))
+    criteria = as_list(given.stopping_criteria) if isinstance(given, CompletionArguments) else []
 
     def process(ids: list[int], logits: np.ndarray) -> np.ndarray:
         for each in processors:
@@ -278,18 +298,30 @@ def callables(given: CompletionArguments | ChatArguments) -> dict[str, Any]:
     def ends(ids: list[int], logits: np.ndarray) -> bool:
         return any([bool(each(np.array(ids, np.intc), logits)) for each in criteria])
 
-    return {"logits_processor": process if processors else None, "stopping_criteria": ends if criteria else None}
+    if processors:
+        options["logits_processor"] = process
+    if criteria:
+        options["stopping_criteria"] = ends
+    return options
 
 
-def as_list(given: Any) -> list[Any]:
-    """Return one function or several as a list."""
-    return list(given or ()) if isinstance(given, list | tuple) or given is None else [given]
+def length_options(given: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
+    """Return max_tokens, None for no limit, and the stop texts."""
+    stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or ())
+    return given.max_tokens if (given.max_tokens or 0) > 0 else None, stop
 
 
-def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> dict[str, Any]:
-    """Return the sampling options, all set, so that the file's recommendations have no effect.
+def as_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list[Callable[P, R]]:
+    """Return one function, several or none as a list."""
+    if functions is None or isinstance(functions, list | tuple):
+        return list(functions or ())
+    return [functions] if callable(functions) else [*functions]
 
-    A temperature below 0 draws from the model's own distribution, and mirostat knows no temperature.
+
+def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+    """Return all sampling options, so that the file's recommended ones have no effect.
+
+    A temperature below 0 samples from the model's own distribution; mirostat uses no temperature.
     """
     plain, is_greedy = given.temperature < 0, given.temperature == 0
     bias = {int(token): float(value) for token, value in (given.logit_bias or {}).items()}

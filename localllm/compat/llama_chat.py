@@ -1,9 +1,9 @@
 """llama-cpp-python's chat completions, with tools and response formats, as dicts in OpenAI's layout."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from localllm.compat.llama_arguments import ChatArguments, answer_options, warn
+from localllm.compat.llama_arguments import ChatArguments, answer_options, length_options, warn
 from localllm.compat.llama_completion import head, usage_of
 from localllm.compat.llama_logprobs import chat_logprobs
 from localllm.errors import UsageError
@@ -17,28 +17,31 @@ if TYPE_CHECKING:
 
 
 class ChatCompletion:
-    """An answer to a conversation that has begun."""
+    """A running chat completion."""
 
     def __init__(self, model: "Model", given: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
-        """Prepare a chat completion. Raises ContextError, UsageError.
+        """Start a chat completion. Raises ContextError, UsageError.
 
-        name: of the model in responses; last_n, seed: as of answer_options.
+        name: the model's, in responses; last_n, seed: as of answer_options.
         """
         options = answer_options(given, last_n, seed)
+        most, stop = length_options(given)
         if (schema := schema_of(given.response_format)) is not None:
             options["schema"] = schema
-        if options["stop"] and (given.grammar is not None or schema is not None):
+        if stop and (given.grammar is not None or schema is not None):
             warn("stop has no effect together with grammar or response_format, which say where the answer ends")
-        if tools := tools_of(given):
-            options |= {"tools": tools, "tool_choice": choice_of(given)}
         if given.logprobs:
             options["top_logprobs"] = given.top_logprobs or 0
         self.model, self.is_legacy, self.has_logprobs = model, bool(given.functions), bool(given.logprobs)
         self.head = head("chat.completion.chunk" if given.stream else "chat.completion", "chatcmpl", name)
-        self.answer = model.chat(given.messages, **options)
+        if tools := tools_of(given):
+            choice = choice_of(given)
+            self.answer = model.chat(given.messages, most, stop, tools=tools, tool_choice=choice, **options)
+        else:
+            self.answer = model.chat(given.messages, most, stop, **options)
 
-    def whole(self) -> dict[str, Any]:
-        """Run to the end, and return the response."""
+    def whole(self) -> dict[str, object]:
+        """Generate the whole answer and return the response."""
         for _ in self.answer:
             pass
         message = self.answer.message()
@@ -54,14 +57,14 @@ class ChatCompletion:
         reason = self.answer.finish_reason
         return "tool_calls" if has_calls and reason == "stop" else reason
 
-    def stream(self) -> Iterator[dict[str, Any]]:
-        """Yield the response as chunks; leaving ends the answer."""
-        told, calls = 0, list[ToolCall]()
+    def stream(self) -> Iterator[dict[str, object]]:
+        """Yield the response as chunks; closing the iterator ends the answer."""
+        sent, calls = 0, list[ToolCall]()
 
-        def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-            nonlocal told
-            tokens: list[LikelyToken] = self.answer.logprobs[told:] if self.has_logprobs else []
-            told += len(tokens)
+        def chunk(delta: dict[str, object], reason: str | None = None) -> dict[str, object]:
+            nonlocal sent
+            tokens: list[LikelyToken] = self.answer.logprobs[sent:] if self.has_logprobs else []
+            sent += len(tokens)
             logprobs = chat_logprobs(tokens, self.model.tokenizer) if tokens else None
             choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             return {**self.head, "choices": [choice]}
@@ -75,8 +78,8 @@ class ChatCompletion:
             self.answer.close()
 
 
-def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, Any]:
-    """Return a part of an answer as a delta; calls: so far, to which it is added; is_legacy: with function_call."""
+def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, object]:
+    """Convert a part of an answer to a delta, and add it to calls; is_legacy: also as function_call."""
     if not append_part(calls, part):
         return {"reasoning_content" if part.kind == REASONING else "content": part.text}
     begins, index = part.kind == CALL, len(calls) - 1
@@ -87,7 +90,7 @@ def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str
     return {"tool_calls": [{"index": index, **call}], **legacy}
 
 
-def schema_of(form: Mapping[str, Any] | None) -> Any:
+def schema_of(form: Mapping[str, object] | None) -> object:
     """Return the JSON schema of a response_format, None for plain text. Raises UsageError."""
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
@@ -100,17 +103,18 @@ def schema_of(form: Mapping[str, Any] | None) -> Any:
     return inner["schema"]
 
 
-def tools_of(given: ChatArguments) -> list[dict[str, Any]]:
-    """Return the tools, also those of OpenAI's older interface."""
-    return [*(given.tools or ()), *({"type": "function", "function": each} for each in given.functions or ())]
+def tools_of(given: ChatArguments) -> list[Mapping[str, object]]:
+    """Return the tools, those of OpenAI's older interface (functions) included."""
+    functions = [{"type": "function", "function": each} for each in given.functions or ()]
+    return [*(given.tools or ()), *functions]
 
 
 def choice_of(given: ChatArguments) -> str:
-    """Return auto, none, required or the name of the tool that is to be called. Raises UsageError."""
-    choice = given.function_call if given.tool_choice is None else given.tool_choice
+    """Return auto, none, required or the name of the tool to call. Raises UsageError."""
+    choice = (given.function_call if given.tool_choice is None else given.tool_choice) or "auto"
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(choice, str):
-            raise UsageError('tool_choice should be auto, none, required or {"function": {"name": ...}}')
-    return choice or "auto"
+    if not isinstance(choice, str):
+        raise UsageError('tool_choice should be auto, none, required or {"function": {"name": ...}}')
+    return choice

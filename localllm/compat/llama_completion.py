@@ -1,12 +1,12 @@
-"""llama-cpp-python's completions: text completion, as a dict in OpenAI's form or as an iterator of such dicts."""
+"""llama-cpp-python's text completions, as dicts in OpenAI's layout."""
 
 from collections.abc import Iterator
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from localllm.compat.llama_arguments import CompletionArguments, answer_options, warn
-from localllm.compat.llama_logprobs import completion_logprobs
+from localllm.compat.llama_arguments import CompletionArguments, answer_options, length_options, warn
+from localllm.compat.llama_logprobs import CompletionLogprobs, completion_logprobs
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from localllm.generation.generate import Generation
 
 
-def head(kind: str, prefix: str, model: str) -> dict[str, Any]:
-    """Return the fields with which a response begins."""
+def head(kind: str, prefix: str, model: str) -> dict[str, object]:
+    """Return the first fields of a response."""
     return {"id": f"{prefix}-{uuid4()}", "object": kind, "created": int(time()), "model": model}
 
 
@@ -28,22 +28,24 @@ def usage_of(answer: "Generation") -> dict[str, int]:
 
 
 class TextCompletion:
-    """A text completion that has begun."""
+    """A running text completion."""
 
     def __init__(self, model: "Model", given: CompletionArguments, name: str, last_n: int, seed: int | None) -> None:
-        """Prepare a completion. Raises ContextError, UsageError.
+        """Start a completion. Raises ContextError, UsageError.
 
-        name: of the model in responses; last_n, seed: as of answer_options.
+        name: the model's, in responses; last_n, seed: as of answer_options.
         """
         self.model, self.given, self.logprobs = model, given, None if given.logprobs is None else int(given.logprobs)
-        options = answer_options(given, last_n, seed)
-        if options["stop"] and given.grammar is not None:
+        most, stop = length_options(given)
+        if stop and given.grammar is not None:
             warn("stop has no effect together with grammar, which says where the answer ends")
         if given.echo and given.stream:
             warn("echo has no effect in a stream, as in llama-cpp-python")
         self.ids = prompt_ids(model, given)
         self.head = head("text_completion", "cmpl", name)
-        self.answer = model.generate(self.ids, top_logprobs=self.logprobs, **options)
+        options = answer_options(given, last_n, seed)
+        options["top_logprobs"] = self.logprobs
+        self.answer = model.generate(self.ids, most, stop, **options)
 
     @property
     def prompt(self) -> str:
@@ -51,8 +53,8 @@ class TextCompletion:
         prompt = self.given.prompt
         return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
 
-    def whole(self) -> dict[str, Any]:
-        """Run to the end, and return the response."""
+    def whole(self) -> dict[str, object]:
+        """Generate the whole answer and return the response."""
         text = "".join(self.answer)
         choice = {
             "text": self.prompt + text if self.given.echo else text,
@@ -62,36 +64,36 @@ class TextCompletion:
         }
         return {**self.head, "choices": [choice], "usage": usage_of(self.answer)}
 
-    def _all_logprobs(self, count: int) -> dict[str, Any]:
-        """Return the log probabilities of the answer, with echo those of the prompt's text in front."""
+    def _all_logprobs(self, count: int) -> CompletionLogprobs:
+        """Return the log probabilities of the answer, after those of the prompt if it is echoed."""
         tokenizer = self.model.tokenizer
         if not self.given.echo:
             return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
         shown = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
         tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
-        if len(shown) == len(self.ids):  # nothing stands in front of the first one
+        if len(shown) == len(self.ids):  # no token before the first one
             tokens = [LikelyToken(TokenLogprob(shown[0], 0.0), ()), *tokens]
         lists = completion_logprobs(tokens, tokenizer, 0)
         if tokens:
             lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
         return lists
 
-    def stream(self) -> Iterator[dict[str, Any]]:
-        """Yield the response as chunks; leaving ends the answer."""
-        told, offset = 0, len(self.prompt)
+    def stream(self) -> Iterator[dict[str, object]]:
+        """Yield the response as chunks; closing the iterator ends the answer."""
+        sent, offset = 0, len(self.prompt)
 
-        def chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, Any]:
+        def chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, object]:
             lists = completion_logprobs(tokens, self.model.tokenizer, offset) if tokens else None
             choice = {"text": text, "index": 0, "logprobs": lists, "finish_reason": reason}
             return {**self.head, "choices": [choice]}
 
         try:
             for text in self.answer:
-                tokens = self.answer.logprobs[told:] if self.logprobs is not None else []
+                tokens = self.answer.logprobs[sent:] if self.logprobs is not None else []
                 yield chunk(text, None, tokens)
-                told, offset = told + len(tokens), offset + len(text)
-            left = self.answer.logprobs[told:] if self.logprobs is not None else []
-            yield chunk("", self.answer.finish_reason, left)
+                sent, offset = sent + len(tokens), offset + len(text)
+            remaining = self.answer.logprobs[sent:] if self.logprobs is not None else []
+            yield chunk("", self.answer.finish_reason, remaining)
         finally:
             self.answer.close()
 

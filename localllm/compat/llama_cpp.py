@@ -1,4 +1,4 @@
-"""The interface of llama-cpp-python, for programs that were written for it.
+"""The interface of llama-cpp-python, for programs written for it.
 
     from localllm.compat.llama_cpp import Llama
     llm = Llama(model_path="model.gguf", n_ctx=2048)
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from localllm.api import open_model
 from localllm.compat.llama_arguments import (
     DEFAULT_ROPE,
     RANDOM_SEED,
     ChatArguments,
     CompletionArguments,
+    LogitsProcessor,
     OpenArguments,
+    StoppingCriterion,
     takes,
     warn,
 )
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LlamaTokenizer", "LogitsProcessorList", "StoppingCriteriaList"]
 
 
-class LogitsProcessorList(list[Any]):
+class LogitsProcessorList(list[LogitsProcessor]):
     """Functions of token ids, int32 [tokens], and logits, float32 [vocab], that change the logits one after another."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -48,8 +49,8 @@ class LogitsProcessorList(list[Any]):
         return scores
 
 
-class StoppingCriteriaList(list[Any]):
-    """Functions of token ids, int32 [tokens], and logits, float32 [vocab], of which one is enough to end an answer."""
+class StoppingCriteriaList(list[StoppingCriterion]):
+    """Functions of token ids, int32 [tokens], and logits, float32 [vocab]; the answer ends when one returns True."""
 
     def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
         return any([criterion(input_ids, logits) for criterion in self])
@@ -64,20 +65,20 @@ class LlamaState:
     """
 
     def __init__(self, sequence: "TokenSequence | None", rows: list[np.ndarray], seed: int) -> None:
-        """Take ownership of `sequence`; rows: logits, float32 [tokens, vocab], in several arrays."""
+        """Take ownership of `sequence`; rows: arrays of logits, float32 [tokens, vocab], in order."""
         self.sequence, self.rows, self.seed = sequence, rows, seed
         self.input_ids = np.array(sequence.tokens if sequence else [], np.intc)
         self.n_tokens = len(self.input_ids)
 
     @property
     def scores(self) -> np.ndarray | None:
-        """Return the logits in one array."""
+        """Return the logits after each token, None if some are not kept."""
         rows = np.concatenate(self.rows) if self.rows else None
         return rows if rows is not None and len(rows) == self.n_tokens else None
 
 
 class LlamaTokenizer:
-    """The tokenizer of a Llama, between texts and token ids."""
+    """The tokenizer of a Llama: converts between text and token ids."""
 
     def __init__(self, llama: "Llama") -> None:
         self._llama = llama
@@ -105,11 +106,11 @@ class Llama:
     """A model with llama-cpp-python's methods. Use it in a `with` statement, or close it.
 
     Attributes:
-        model_path: as it was given.  metadata: of the file, as texts, without lists.  model: the localllm.Model.
-        n_batch: as it was given; prompts are read in parts of the program's own choice.
+        model_path: as passed.  metadata: the file's as strings, without lists.  model: the localllm.Model.
+        n_batch: as passed; it has no effect, the size of prefill chunks is chosen automatically.
     """
 
-    def __init__(self, model_path: str, **given: Any) -> None:
+    def __init__(self, model_path: str, **given: object) -> None:
         """Open a GGUF file, or a model on this computer by its name.
 
         given: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
@@ -118,7 +119,7 @@ class Llama:
         chosen = OpenArguments.of(given)
         self.model_path, self.verbose, self.chat_format = model_path, chosen.verbose, chosen.chat_format
         self._pooling, self._logits_all, self._last_n = chosen.pooling, chosen.logits_all, chosen.last_n_tokens_size
-        self.model = open_model(resolve(model_path), **chosen.open_options())
+        self.model = chosen.open_model(resolve(model_path))
         self._closed = False
         for warning in self.model.warnings:
             warn(warning)
@@ -135,7 +136,7 @@ class Llama:
         self.set_seed(chosen.seed)
 
     def _warn_of_rope_base(self, chosen: OpenArguments) -> None:
-        """Warn if LangChain's default base and scale are left out, because the file has another base."""
+        """Warn if LangChain's default base and scale are ignored although the file has another base."""
         own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
         if chosen.is_default_rope and own != DEFAULT_ROPE[0]:
             warn(
@@ -145,48 +146,46 @@ class Llama:
     # ---- texts
 
     @takes(CompletionArguments)
-    def create_completion(self, *given: Any, **named: Any) -> Any:
-        """Complete a prompt: a dict in OpenAI's form, with stream an iterator of chunks.
+    def create_completion(self, chosen: CompletionArguments) -> Any:
+        """Complete a prompt: return a dict in OpenAI's layout, or with stream an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
-        chosen = CompletionArguments(*given, **named)
         name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
         made = TextCompletion(self.model, chosen, name, self._last_n, seed)
         return made.stream() if chosen.stream else made.whole()
 
     @takes(CompletionArguments)
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, chosen: CompletionArguments) -> Any:
         """Complete a prompt; see create_completion."""
-        return self.create_completion(*given, **named)
+        return self.create_completion(**vars(chosen))
 
     @takes(ChatArguments)
-    def create_chat_completion(self, *given: Any, **named: Any) -> Any:
-        """Answer a conversation: a dict in OpenAI's form, with stream an iterator of chunks.
+    def create_chat_completion(self, chosen: ChatArguments) -> Any:
+        """Answer a conversation: return a dict in OpenAI's layout, or with stream an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
-        chosen = ChatArguments(*given, **named)
         name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
         made = ChatCompletion(self.model, chosen, name, self._last_n, seed)
         return made.stream() if chosen.stream else made.whole()
 
     @takes(ChatArguments)
-    def create_chat_completion_openai_v1(self, *given: Any, **named: Any) -> Any:
-        """Answer a conversation with objects of the package openai, which has to be installed."""
+    def create_chat_completion_openai_v1(self, chosen: ChatArguments) -> Any:
+        """Answer a conversation; return objects of the package openai, which has to be installed."""
         from openai.types.chat import ChatCompletion as Whole
         from openai.types.chat import ChatCompletionChunk
 
-        made = self.create_chat_completion(*given, **named)
+        made = self.create_chat_completion(**vars(chosen))
         return Whole(**made) if isinstance(made, dict) else (ChatCompletionChunk(**chunk) for chunk in made)
 
     def set_seed(self, seed: int | None) -> None:
-        """Set the seed of which completions without one of their own draw theirs."""
+        """Set the seed of the generator that draws seeds for completions without one."""
         self._seed = RANDOM_SEED if seed is None or seed < 0 else seed
         self._seeds = None if self._seed == RANDOM_SEED else random.Random(self._seed)
 
     def _draw_seed(self, seed: int | None) -> int | None:
-        """Return the seed of a completion; None for any."""
+        """Return the seed of a completion, None for a random one."""
         if seed is None:
             return self._seeds.randrange(2**32) if self._seeds else None
         return None if seed < 0 or seed == RANDOM_SEED else seed
@@ -200,7 +199,7 @@ class Llama:
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Embed a text, or several: a list of numbers, or of such lists; with return_count the number of tokens, too.
+        """Embed a text as a list of numbers, or several as a list of lists; return_count: also count the tokens.
 
         Raises ContextError, ModelError, UsageError.
         """
@@ -213,8 +212,8 @@ class Llama:
         encode, most = self.model.tokenizer.encode, self.model.context
         return made, sum(min(len(encode(text, bos=True, eos=True)), most) for text in texts)
 
-    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
-        """Embed a text, or several, as a dict in OpenAI's form. Raises as embed."""
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, object]:
+        """Embed a text, or several, and return a dict in OpenAI's layout. Raises as embed."""
         rows, count = self.embed([input] if isinstance(input, str) else input, return_count=True)
         data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
         usage = {"prompt_tokens": count, "total_tokens": count}
@@ -241,11 +240,11 @@ class Llama:
         return LlamaTokenizer(self)
 
     def token_bos(self) -> int:
-        """Return the token that begins a text, -1 if there is none."""
+        """Return the BOS token, -1 if there is none."""
         return -1 if self.model.tokenizer.bos_id is None else self.model.tokenizer.bos_id
 
     def token_eos(self) -> int:
-        """Return the token that ends a text, -1 if there is none."""
+        """Return the EOS token, -1 if there is none."""
         return -1 if self.model.tokenizer.eos_id is None else self.model.tokenizer.eos_id
 
     def token_nl(self) -> int:
@@ -253,22 +252,22 @@ class Llama:
         return self.model.tokenizer.encode_inside("\n")[-1]
 
     def n_ctx(self) -> int:
-        """Return how many tokens a prompt and its answer may have together."""
+        """Return the context: the most tokens of a prompt and its answer together."""
         return self.model.context
 
     def n_vocab(self) -> int:
-        """Return how many tokens there are."""
+        """Return the size of the vocabulary."""
         return self.model.engine.vocab_size
 
     def n_embd(self) -> int:
-        """Return the width of the model."""
+        """Return the width of the hidden states."""
         return self.model.engine.hyperparameters.width
 
     # ---- evaluation
 
     @property
     def n_tokens(self) -> int:
-        """Return the number of evaluated tokens; it can be set to fewer."""
+        """Return the number of evaluated tokens; setting a smaller one removes the last tokens."""
         return len(self._sequence.tokens) if self._sequence else 0
 
     @n_tokens.setter
@@ -284,24 +283,24 @@ class Llama:
 
     @property
     def input_ids(self) -> np.ndarray:
-        """The tokens that are evaluated, int32 [n_tokens]."""
+        """Return the evaluated tokens, int32 [n_tokens]."""
         return np.array(self._sequence.tokens if self._sequence else [], np.intc)
 
     @property
     def eval_tokens(self) -> deque[int]:
-        """The tokens that are evaluated."""
+        """Return the evaluated tokens as a deque."""
         return deque(self.input_ids.tolist(), maxlen=self.model.context)
 
     @property
     def scores(self) -> np.ndarray:
-        """The logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
+        """Return the logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
         if not self._logits_all:
             raise UsageError("logits_all should be True for scores")
         return np.concatenate(self._rows) if self._rows else np.empty((0, self.n_vocab()), np.float32)
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits after each evaluated token; without logits_all, after the last one."""
+        """Return the logits after each evaluated token, or without logits_all after the last one only."""
         rows = self.scores if self._logits_all else np.concatenate(self._rows[-1:] or [np.empty((0, 0))])
         return deque(rows.tolist(), maxlen=self.model.context if self._logits_all else 1)
 
@@ -314,24 +313,24 @@ class Llama:
         self._rows = [*(self._rows if self._logits_all else []), np.array(rows, np.float32)]
 
     def reset(self) -> None:
-        """Forget what was evaluated."""
+        """Remove all evaluated tokens."""
         if self._sequence:
             self._sequence.close()
         self._sequence, self._rows = None, []
 
     def save_state(self) -> LlamaState:
-        """Return the evaluated tokens; it stays in memory as long as the state."""
+        """Return a copy of the evaluated tokens' state, which takes memory as long as it exists."""
         return LlamaState(self._sequence.fork() if self._sequence else None, [*self._rows], self._seed)
 
     def load_state(self, state: LlamaState) -> None:
-        """Restore a state that save_state returned, of this model. Raises UsageError."""
+        """Restore a state of this model from save_state. Raises UsageError."""
         if state.sequence and state.sequence.engine is not self.model.engine:
             raise UsageError("state should be of this model")
         self.reset()
         self._sequence, self._rows = state.sequence.fork() if state.sequence else None, [*state.rows]
         self.set_seed(state.seed)
 
-    def set_cache(self, cache: Any) -> None:
+    def set_cache(self, cache: object) -> None:
         """Do nothing but warn: processed prompts are always cached."""
         warn("set_cache has no effect: processed prompts are always cached")
 
@@ -339,20 +338,20 @@ class Llama:
 
     @property
     def ctx(self) -> Context:
-        """Return what llama_decode evaluates batches with; eval has nothing to do with it."""
+        """Return the context of llama_decode; its tokens are not those of eval."""
         self._context = self._context or Context(self.model)
         return self._context
 
     @property
     def context_params(self) -> SimpleNamespace:
-        """Return the number of tokens of the context, as n_ctx."""
+        """Return an object with n_ctx."""
         return SimpleNamespace(n_ctx=self.model.context)
 
     # ---- life
 
     @classmethod
-    def from_pretrained(cls, repo_id: str, filename: str | None = None, *given: Any, **named: Any) -> NoReturn:
-        """Raise UsageError: models are not downloaded behind a program's back."""
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, *given: object, **named: object) -> NoReturn:
+        """Raise UsageError: models are downloaded only by `localllm pull`."""
         raise UsageError(
             f'from_pretrained downloads nothing here: run `localllm pull hf:{repo_id}` once, then Llama("hf:{repo_id}")'
         )

@@ -1,11 +1,11 @@
-"""The part of llama.cpp's C interface that libraries call beside Llama: vocabularies, batches, logits.
+"""The part of llama.cpp's C interface that libraries call in addition to Llama: vocabularies, batches, logits.
 
-llguidance and outlines read a vocabulary's tokens, guidance evaluates batches of sequence 0. Handles of vocabularies
-are numbers, because llguidance hands them through Rust to `llama_tokenize`. Source: llama.h of llama.cpp.
+llguidance and outlines read a vocabulary's tokens; guidance evaluates batches of sequence 0. Handles of vocabularies
+are integers, because llguidance passes them through Rust to `llama_tokenize`. Source: llama.h of llama.cpp.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -46,7 +46,7 @@ class Context:
         self.logits = np.empty((0, 0), np.float32)
 
     def decode(self, tokens: Sequence[int], first: int) -> bool:
-        """Evaluate tokens from position `first` on; false if the one before is not there. Raises ContextError."""
+        """Evaluate tokens from position `first` on; return False if it is not the next one. Raises ContextError."""
         self._sequence = self._sequence or self._model.sequence()
         if first != len(self._sequence.tokens):
             return False
@@ -61,7 +61,7 @@ class Context:
                 self._sequence.append(tokens[held:], "none")
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free the sequence."""
         if self._sequence:
             self._sequence.close()
         self._sequence = None
@@ -76,7 +76,7 @@ class Batch:
 
 
 def llama_model_get_vocab(model: "Model") -> int:
-    """Return a handle of a model's vocabulary."""
+    """Return a handle for a model's vocabulary."""
     _models[id(model)] = model
     return id(model)
 
@@ -100,12 +100,12 @@ def llama_vocab_n_tokens(vocab: int) -> int:
 
 
 def llama_vocab_bos(vocab: int) -> int:
-    """Return the token that begins a text, -1 if there is none."""
+    """Return the BOS token, -1 if there is none."""
     return -1 if (token := tokenizer_of(vocab).bos_id) is None else token
 
 
 def llama_vocab_eos(vocab: int) -> int:
-    """Return the token that ends a text, -1 if there is none."""
+    """Return the EOS token, -1 if there is none."""
     return -1 if (token := tokenizer_of(vocab).eos_id) is None else token
 
 
@@ -116,7 +116,7 @@ def llama_token_get_attr(vocab: int, token: int) -> int:
 
 
 def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstrip: int, special: bool) -> int:
-    """Write a token's bytes, less `lstrip` leading spaces: returns their number, negative if there is no room."""
+    """Write a token's bytes to buffer, without `lstrip` leading spaces; return their count, negative if too many."""
     data = tokenizer_of(vocab).token_bytes(token, bool(special))
     for _ in range(lstrip):
         data = data.removeprefix(b" ")
@@ -127,15 +127,15 @@ def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstri
 
 
 def write_tokens(
-    vocab: int, text: int, length: int, tokens: Any, most: int, add_special: bool, parse_special: bool
+    vocab: int, text: int, length: int, tokens: MutableSequence[int], most: int, add_special: bool, parse_special: bool
 ) -> int:
-    """Write the token ids of a text: returns their number, negative if there is no room."""
+    """Write the token ids of a text, an address; return their count, negative if there are more than `most`."""
     data = ctypes.string_at(text, length).decode(errors="replace") if length else ""
     ids = tokenizer_of(vocab).encode(data, parse_special, add_special, add_special)
     if len(ids) > most:
         return -len(ids)
-    for place, token in enumerate(ids):
-        tokens[place] = token
+    for index, token in enumerate(ids):
+        tokens[index] = token
     return len(ids)
 
 
@@ -144,11 +144,11 @@ TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool, ctypes.c_bool,
 )  # fmt: skip
 llama_tokenize = TOKENIZE(write_tokens)
-llama_cpp = SimpleNamespace(_lib=SimpleNamespace(llama_tokenize=llama_tokenize))  # where llguidance looks for it
+llama_cpp = SimpleNamespace(_lib=SimpleNamespace(llama_tokenize=llama_tokenize))  # llguidance looks for it here
 
 
 def llama_batch_init(n_tokens: int, embd: int, n_seq_max: int) -> Batch:
-    """Return an empty batch. Raises UsageError for one of embeddings."""
+    """Return an empty batch. Raises UsageError for a batch of embeddings."""
     if embd:
         raise UsageError("batches of embeddings are not supported")
     return Batch(n_tokens)
@@ -164,7 +164,7 @@ def llama_get_memory(ctx: Context) -> Context:
 
 
 def llama_memory_seq_rm(memory: Context, seq_id: int, p0: int, p1: int) -> bool:
-    """Forget tokens from p0 on; false for a part in the middle, or another sequence than 0."""
+    """Remove the tokens from p0 on; return False for a range with an end, or for a sequence other than 0."""
     if seq_id > 0 or p1 >= 0:
         return False
     memory.remove(max(p0, 0))
@@ -172,13 +172,13 @@ def llama_memory_seq_rm(memory: Context, seq_id: int, p0: int, p1: int) -> bool:
 
 
 def llama_decode(ctx: Context, batch: Batch) -> int:
-    """Evaluate a batch, whose tokens follow each other: returns 0, or -1 for another one. Raises ContextError."""
+    """Evaluate a batch; return 0, or -1 if its positions are not consecutive. Raises ContextError."""
     first, count = batch.pos[0], batch.n_tokens
     if batch.pos[:count] != [*range(first, first + count)] or any(ids[0] for ids in batch.seq_id[:count]):
         return -1
     return 0 if ctx.decode(batch.token[:count], first) else -1
 
 
-def llama_get_logits(ctx: Context) -> Any:
+def llama_get_logits(ctx: Context) -> "ctypes._Pointer[ctypes.c_float]":
     """Return a pointer to the logits of the latest batch, float32 [n_tokens, vocab]."""
     return ctx.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

@@ -1,13 +1,13 @@
-"""The plugin of simonw/llm, which finds it by the entry point: `llm -m localllm/NAME "a prompt"`.
+"""A plugin for simonw/llm, registered by an entry point: `llm -m localllm/NAME "a prompt"`.
 
 Each model of `localllm list --all --found` is localllm/NAME. `llm` loads this module whenever it starts, so nothing
 heavy is imported before a model answers. Source of the interface: llm 0.36, docs/plugins of that project.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import llm
 from pydantic import Field
@@ -16,13 +16,14 @@ from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.text.marker_escaping import Message
 
 PREFIX = "localllm/"
 EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # in names of models for vectors
 
 
 def model_names() -> list[str]:
-    """Return the names of models that are here, of other programs' models and of those that can be pulled."""
+    """Return the names of local models, those of other programs included, and of models that can be pulled."""
     from localllm.services.catalogue import registry_models
     from localllm.services.fit_all import names_here
 
@@ -31,7 +32,7 @@ def model_names() -> list[str]:
 
 @cache
 def open_once(name: str) -> "Model":
-    """Open a model, which stays open in this process. Raises LocalllmError."""
+    """Open a model and keep it open in this process. Raises LocalllmError."""
     from localllm.api import open_model
     from localllm.services.catalogue import resolve
 
@@ -39,16 +40,16 @@ def open_once(name: str) -> "Model":
 
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
-def register_models(register: Any) -> None:
-    """Register every model that writes texts."""
+def register_models(register: Callable[[object], object]) -> None:
+    """Register every model that is no embedding model."""
     for name in model_names():
         if not EMBEDDER.search(name):
             register(LocalllmModel(name))
 
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
-def register_embedding_models(register: Any) -> None:
-    """Register every model whose name says that it makes vectors."""
+def register_embedding_models(register: Callable[[object], object]) -> None:
+    """Register every model whose name is that of an embedding model."""
     for name in filter(EMBEDDER.search, model_names()):
         register(LocalllmEmbedder(name))
 
@@ -59,7 +60,7 @@ class LocalllmModel(llm.Model):
     can_stream, supports_schema = True, True
 
     class Options(llm.Options):
-        """Options of an answer; those that are left out are the model's own."""
+        """Options of an answer; None is the model's own default."""
 
         max_tokens: int | None = Field(None, description="Most tokens of an answer")
         temperature: float | None = Field(None, description="Sampling temperature; 0 is greedy")
@@ -73,8 +74,10 @@ class LocalllmModel(llm.Model):
     def __init__(self, name: str) -> None:
         self.name, self.model_id = name, PREFIX + name
 
-    def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
-        """Yield the answer's texts; usage is set at its end. Raises llm.ModelError."""
+    def execute(
+        self, prompt: "llm.Prompt", stream: bool, response: "llm.Response", conversation: object
+    ) -> Iterator[str]:
+        """Yield the answer's texts, then set its token counts. Raises llm.ModelError."""
         options = {key: value for key, value in prompt.options.model_dump().items() if value is not None}
         if prompt.schema:
             options["schema"] = prompt.schema
@@ -87,23 +90,23 @@ class LocalllmModel(llm.Model):
 
 
 class LocalllmEmbedder(llm.EmbeddingModel):
-    """A model that makes vectors."""
+    """An embedding model."""
 
     batch_size = 64
 
     def __init__(self, name: str) -> None:
         self.name, self.model_id = name, PREFIX + name
 
-    def embed_batch(self, items: Iterable[str | bytes], **given: Any) -> Iterator[list[float]]:
-        """Yield a vector for each text. Raises llm.ModelError."""
+    def embed_batch(self, items: Iterable[str | bytes], **given: object) -> Iterator[list[float]]:
+        """Yield the embedding of each text. Raises llm.ModelError."""
         try:
             yield from open_once(self.name).embed([str(item) for item in items]).tolist()
         except LocalllmError as error:
             raise llm.ModelError(str(error)) from error
 
 
-def messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """Return the texts of a prompt's messages, those of the conversation before it included."""
+def messages_of(prompt: "llm.Prompt") -> "list[Message]":
+    """Convert a prompt, with the conversation before it, to messages of text."""
     return [
         {"role": message.role, "content": "".join(getattr(part, "text", None) or "" for part in message.parts)}
         for message in prompt.messages

@@ -1,4 +1,4 @@
-"""Base64 images as programs write them: data URLs with line breaks, no padding, capitals, or no head.
+"""Decodes data URLs and bare base64 of images: also with line breaks, in capitals, or without padding.
 
 Sources: RFC 2397 (data URLs), RFC 4648 (base64, and its alphabet for URLs), RFC 2045 (lines of 76 characters).
 """
@@ -12,10 +12,10 @@ from localllm.errors import UsageError
 
 MOST_CHARACTERS = 400 << 20  # more than the largest file has, with its line breaks
 HEAD = "an image's URL should begin with data:image/...;base64,"
-# How image files begin: PNG, JPEG, GIF, BMP, WebP, TIFF in both byte orders; AVIF and HEIF behind a size.
+# First bytes of PNG, JPEG, GIF, BMP, WebP and TIFF (either byte order); AVIF and HEIF have "ftyp" at byte 4.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 _DATA = re.compile(r"\s*data:", re.IGNORECASE)
-_BARE = re.compile(r"[A-Za-z0-9+/_=%\s-]{24}")  # what base64 begins with, which a path rarely does
+_BARE = re.compile(r"[A-Za-z0-9+/_=%\s-]{24}")  # 24 characters of base64; few paths match
 _SPACE = re.compile(r"\s+")
 
 
@@ -24,7 +24,7 @@ def is_data_url(text: str) -> bool:
 
 
 def is_bare_base64(text: str) -> bool:
-    """Tell whether a text is an image file in base64 without a head: by the file's first bytes."""
+    """Return whether a text is an image file in base64 without "data:": decode its first bytes and compare."""
     beginning = _SPACE.sub("", text[:64])[:24]
     if not _BARE.match(beginning):
         return False
@@ -36,7 +36,7 @@ def is_bare_base64(text: str) -> bool:
 
 
 def decode_data_url(url: str) -> bytes:
-    """Decode a data URL, or base64 without a head. Raises UsageError."""
+    """Decode a data URL, or base64 without "data:...". Raises UsageError."""
     if not is_data_url(url):
         return decode_base64(url)
     head, comma, body = url.partition(",")
@@ -46,7 +46,7 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 of either alphabet, with or without padding, white space and percent signs. Raises UsageError."""
+    """Decode base64 of either alphabet, with or without padding, white space and percent escapes. Raises UsageError."""
     if len(text) > MOST_CHARACTERS:
         raise UsageError(f"an image URL longer than {MOST_CHARACTERS >> 20} million characters")
     if "%" in text:

@@ -1,7 +1,6 @@
-"""Loads images from files, bytes and programs with Pillow: checked, upright, and in RGB.
+"""Loads images from paths, bytes, Pillow images and arrays: upright, in RGB.
 
-Bad input is refused by a line: other formats, truncated files, files with a wrong size, and images that would fill the
-memory.
+Other formats, truncated files, and images that would fill the memory are refused with a message of one line.
 """
 
 import io
@@ -9,15 +8,29 @@ import os
 import warnings
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import decode_data_url, is_bare_base64, is_data_url
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF")  # Pillow takes those that it has
-PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # other formats are what plugins register
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "TIFF",
+    "BMP",
+    "MPO",
+    "AVIF",
+    "HEIF",
+)  # those that this Pillow can read are tried
+PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # HEIF comes from a package of its own
 MOST_BYTES = 256 << 20
 MOST_PIXELS = 100_000_000  # 400 MB while it is opened
 MOST_RATIO = 200  # of the longer side to the shorter one
@@ -25,8 +38,8 @@ MISSING = "images need Pillow: pip install 'localllm[images]'"
 WHITE = 255, 255, 255
 
 
-def load_image(source: Any) -> Any:
-    """Load a Pillow image in RGB.
+def load_image(source: object) -> "Image.Image":
+    """Load an image as a Pillow image in RGB.
 
     source: a path, the bytes of a file, a data URL, a Pillow image or an array uint8 [rows, columns, 3]. Raises
     UsageError.
@@ -42,8 +55,8 @@ def load_image(source: Any) -> Any:
     return decode_image(pillow, data, name)
 
 
-def import_pillow() -> Any:
-    """Import Pillow. Raises UsageError if it is not there."""
+def import_pillow() -> ModuleType:
+    """Import PIL.Image. Raises UsageError if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -51,8 +64,8 @@ def import_pillow() -> Any:
     return Image
 
 
-def read_source(source: Any) -> tuple[str, bytes]:
-    """Return a name for messages, and the bytes of a file. Raises UsageError."""
+def read_source(source: object) -> tuple[str, bytes]:
+    """Read an image file, data URL or bytes: a name for messages, and the bytes. Raises UsageError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the image", bytes(source)
     if isinstance(source, str) and (is_data_url(source) or (is_bare_base64(source) and not os.path.exists(source))):
@@ -70,11 +83,11 @@ def read_source(source: Any) -> tuple[str, bytes]:
     return os.fsdecode(source), data
 
 
-def decode_image(pillow: Any, data: bytes, name: str) -> Any:
-    """Decode a file's first image. Raises UsageError."""
+def decode_image(pillow: ModuleType, data: bytes, name: str) -> "Image.Image":
+    """Decode the first image of a file's bytes; pillow: PIL.Image. Raises UsageError."""
     if len(data) > MOST_BYTES:
         raise UsageError(f"{name}: an image of more than {MOST_BYTES >> 20} MB")
-    for plugin in PLUGINS:  # Pillow has more than 40, of formats that nobody has here
+    for plugin in PLUGINS:  # the few of Pillow's more than 40 that are wanted
         with suppress(ImportError):
             import_module(f"PIL.{plugin}ImagePlugin")
     formats = [format for format in FORMATS if format in pillow.OPEN]
@@ -117,7 +130,7 @@ def describe_error(error: Exception, data: bytes) -> str:
     return f"a damaged image ({shown or type(error).__name__})"
 
 
-def to_upright_rgb(image: Any, name: str) -> Any:
+def to_upright_rgb(image: "Image.Image", name: str) -> "Image.Image":
     """Convert to RGB, rotated by its EXIF orientation, with transparency on white."""
     from PIL import ImageOps
 

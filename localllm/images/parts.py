@@ -1,39 +1,39 @@
-"""Images in messages: content parts as in OpenAI's API become marks in the text and a list of images."""
+"""Images in messages: OpenAI's content parts become placeholders in the text and a list of images."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.text.marker_escaping import IMAGE, Message
 
 
-def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[object]]:
     """Replace images in messages by placeholders in the texts; return the messages and the images in order.
 
     A part is {"type": "image", "image": path, bytes or a Pillow image}, or {"type": "image_url", "image_url": {"url":
-    "data:image/png;base64,..."}}. They may also stand next to the text, {"content": ..., "images": [path, ...]}, as in
-    Ollama: then they follow it. As in llama.cpp, there is no line break before or after an image. Raises UsageError.
+    "data:image/png;base64,..."}}. Ollama's form, {"content": ..., "images": [path, ...]},
+    puts the images in front of the text. As in llama.cpp, there is no line break before or after an image. Raises
+    UsageError.
     """
     if not any(has_image(message) for message in messages):
         return list(messages), []
-    images = list[Any]()
+    images = list[object]()
     return [_with_markers(message, images) for message in messages], images
 
 
-def has_image(message: Any) -> bool:
-    """Return whether a message has images, next to its text or among the parts of its content."""
+def has_image(message: object) -> bool:
+    """Return whether a message has "images", or image parts in its content."""
     return isinstance(message, dict) and (bool(message.get("images")) or bool(images_of(message)))
 
 
-def images_of(message: Message) -> list[dict[str, Any]]:
+def images_of(message: Message) -> list[Message]:
     """List the image parts of a message."""
     content = message.get("content")
     return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
-def texts_of(content: str | list[Any]) -> str:
-    """Return a content without its images."""
+def texts_of(content: str | list[str | Message]) -> str:
+    """Return the text of a content, its parts joined by line breaks, without images."""
     if not isinstance(content, list):
         return content
     return "\n".join(
@@ -41,12 +41,12 @@ def texts_of(content: str | list[Any]) -> str:
     )
 
 
-def is_image(part: Any) -> bool:
-    """Return whether a part of a content is an image."""
+def is_image(part: object) -> bool:
+    """Return whether a content part is an image."""
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
-def _with_markers(message: Message, images: list[Any]) -> Message:
+def _with_markers(message: Message, images: list[object]) -> Message:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str | list):
         return message
@@ -71,8 +71,8 @@ def _with_markers(message: Message, images: list[Any]) -> Message:
     return {**message, "content": text}
 
 
-def _without_marks(part: Any) -> Any:
-    """Return a part with marks removed from its text."""
+def _without_marks(part: object) -> object:
+    """Replace IMAGE in a content part's text, so that a user cannot write the placeholder."""
     if isinstance(part, str):
         return part.replace(IMAGE, "�")
     if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -80,8 +80,8 @@ def _without_marks(part: Any) -> Any:
     return part
 
 
-def source_of(part: dict[str, Any]) -> Any:
-    """Return an image part's source. Raises UsageError."""
+def source_of(part: Message) -> object:
+    """Return the path, bytes, Pillow image or data URL of an image part. Raises UsageError."""
     if part["type"] == "image":
         if "image" not in part:
             raise UsageError('a part of type "image" should have an "image": a path, bytes or a Pillow image')

@@ -88,7 +88,7 @@ def fake_model(events: list[str]) -> Model:
     made.prefixes, made.vision, made.engine = part("prefixes"), part("vision"), part("engine", lock=None)
     made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
     made.written = SimpleNamespace(save=lambda: events.append("written"))
-    made._draft_models, made._readers = {"x": part("draft model")}, {("embedder", None): part("reader")}
+    made._draft_models, made._embedders, made._rerankers = {"x": part("draft model")}, {None: part("reader")}, {}
     return made
 
 
@@ -113,16 +113,16 @@ def test_nobody_waits_for_files_after_an_error():
 def test_a_reader_is_opened_once_and_with_the_models_options():
     """Each kind, and each pooling, has its own."""
     made = Model.__new__(Model)
-    made._readers, made._threads, made.context = {}, 3, 77
+    made._embedders, made._rerankers, made._threads, made.context = {}, {}, 3, 77
     made._opening, asked = threading.Lock(), []
 
     def make(options: EngineOptions) -> object:
         asked.append(options)
         return object()
 
-    first = made._open_engine("embedder", None, make)
-    assert made._open_engine("embedder", None, make) is first
-    others = [made._open_engine("embedder", "cls", make), made._open_engine("reranker", None, make)]
+    first = made._open_once(made._embedders, None, make)
+    assert made._open_once(made._embedders, None, make) is first
+    others = [made._open_once(made._embedders, "cls", make), made._open_once(made._rerankers, None, make)]
     assert len({id(each) for each in (first, *others)}) == 3
     assert [(each.threads, each.context) for each in asked] == [(3, 77)] * 3
 

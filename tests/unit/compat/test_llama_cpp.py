@@ -164,7 +164,7 @@ def test_a_json_schema(llm: Llama, tmp_path: Path):
     grammar = LlamaGrammar.from_json_schema(json.dumps(schema))
     assert json.loads(llm("?", grammar=grammar, max_tokens=50)["choices"][0]["text"])["a"] in (1, 2)
     (tmp_path / "words.gbnf").write_text(WORDS)
-    assert LlamaGrammar.from_file(tmp_path / "words.gbnf").options == {"grammar": WORDS}
+    assert LlamaGrammar.from_file(tmp_path / "words.gbnf").grammar == WORDS
     form = {"type": "json_object", "schema": schema}
     content = llm.create_chat_completion(HI, response_format=form)["choices"][0]["message"]["content"]
     assert json.loads(content)["a"] in (1, 2)

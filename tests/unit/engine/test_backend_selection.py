@@ -524,7 +524,7 @@ def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
 
     model = model_with(
         prefixes=part("prefixes"), written=part("written"), engine=part("engine"), vision=part("vision"),
-        _draft_models={"d": part("draft")}, _readers={"r": part("reader")},
+        _draft_models={"d": part("draft")}, _embedders={}, _rerankers={None: part("reader")},
     )  # fmt: skip
     all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "vision", "engine"))]
     model.close()
@@ -568,16 +568,16 @@ def test_logits_of_a_text():
 
 
 def test_what_reads_whole_texts_is_made_once():
-    model, made = model_with(_opening=threading.Lock(), _readers={}, _threads=3, context=99), list[Any]()
+    model, made = model_with(_opening=threading.Lock(), _threads=3, context=99), list[Any]()
 
     def make(options: Any) -> int:
         made.append((options.threads, options.context))
         return len(made)
 
-    kinds = [("embedder", None), ("embedder", "mean"), ("reranker", None)]
-    assert [model._open_engine(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3] and made == [
-        (3, 99)
-    ] * 3
+    embedders, rerankers = dict[str | None, int](), dict[str | None, int]()
+    kinds: list[Any] = [(embedders, None), (embedders, "mean"), (rerankers, None)]
+    assert [model._open_once(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3]
+    assert made == [(3, 99)] * 3
 
 
 def test_files_that_a_model_was_read_from():
@@ -644,7 +644,7 @@ def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
     monkeypatch.setattr("localllm.generation.embedding.reranker.Reranker", lambda *given: Teller())
     asked: Any = Teller()
     model: Any = model_with(tokenizer=asked, engine=asked, session=asked, file="f", context=9, _threads=1)
-    model.__dict__ |= {"_opening": threading.Lock(), "_readers": {}}
+    model.__dict__ |= {"_opening": threading.Lock(), "_embedders": {}, "_rerankers": {}}
     usual = GenerationOptions()
     assert usual.stop == () and usual.speculate == "auto" and usual.max_tokens is None
     calls: list[Any] = [
