@@ -1,7 +1,7 @@
 """Chat templates for files without one, under llama.cpp's names for them.
 
-Most of them put every message into a format of its role: {text} is what it says, {trimmed} that without white space
-around it, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for "plain": none).
+Most of them have a format for the messages of each role: {text} is the content, {trimmed} the content without white
+space around it, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for "plain": none).
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from localllm.errors import UsageError
 
-# What a message says: its content, or the texts of its parts.
+# The text of a message: its content, or the joined texts of its parts.
 _MACRO = (
     "{% macro said(message) %}{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content or [] %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}"
@@ -18,7 +18,7 @@ _EXPRESSIONS = {"{text}": "said(message)", "{trimmed}": "said(message).strip()",
 
 
 def _format_jinja(layout: str) -> str:
-    """Make Jinja that writes a format; its line breaks are in strings, where Jinja leaves them alone."""
+    """Make Jinja code that writes a format. Line breaks go into string literals, where Jinja does not trim them."""
     parts = [part for part in re.split(r"(\{text\}|\{trimmed\}|\{role\})", layout) if part]
     return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _string(part)} }}}}" for part in parts)
 
@@ -32,8 +32,8 @@ def _template(
 ) -> str:
     """Make a template.
 
-    `roles` has formats, `others` that of all other roles, `prompt` is what an answer follows. `begin` comes before the
-    conversation; `before` is Jinja that comes before every message.
+    roles: formats by role.  others: format of all other roles.  prompt: text that begins an answer.
+    begin: text before the conversation.  before: Jinja code before every message.
     """
     formats = (
         "".join(
@@ -64,7 +64,7 @@ def _llama2(system: str, said: str = "{text}", again: str = "[INST] ") -> str:
 
 
 def _folding(prompt: str, user: str, assistant: str, said: str = "{text}") -> str:
-    """Make a template without system messages: their texts go in front of the next user's."""
+    """Make a template that writes the texts of system messages before that of the next user message."""
     keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[said]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
     head, tail = user.split(said)
@@ -243,7 +243,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
 
 
 def choose_template(choice: str) -> str:
-    """Return the Jinja that a user chose: by a built-in name, or Jinja itself. Raises UsageError."""
+    """Return a template's Jinja source by its built-in name, or `choice` itself if it is Jinja. Raises UsageError."""
     if choice in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[choice]
     if "{%" in choice or "{{" in choice:

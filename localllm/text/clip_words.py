@@ -1,24 +1,27 @@
-"""CLIP's tokenizer: lower case, byte-level BPE whose words' last pieces end with "</w>".
+"""CLIP's tokenizer: lower case, byte-level BPE; the last piece of each word ends with "</w>".
 
-Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: there the order of tokens is the order of
-merges, and a token's merge is the pair that earlier merges make from its characters.
+Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in the order of merges, and
+a token's merge joins the two pieces that earlier merges make from its characters.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.subwords import merge
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 START, END, END_OF_WORD = "<|startoftext|>", "<|endoftext|>", "</w>"
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ClipWords:
-    """The CLIP tokenizer of a file. Attributes: pieces: of every token."""
+    """The CLIP tokenizer of a file. Attributes: pieces: the text of every token."""
 
-    def __init__(self, metadata: Mapping[str, Any], path: str = ""):
+    def __init__(self, metadata: Mapping[str, object], path: str = ""):
         """Read the vocabulary. Raises ModelError if it is not CLIP's."""
         keys = Checked(metadata, "tokenizer.ggml.", path)
         self.pieces = keys.strings("tokens")
@@ -37,6 +40,7 @@ class ClipWords:
 
 
 def split(keys: Checked, merge: str) -> tuple[str, str]:
+    """Split a merge into its two pieces. Raises ModelError."""
     left, _, right = merge.partition(" ")
     if not left or not right:
         raise keys.error("tokenizer.ggml.merges: a merge that is not two pieces")
@@ -59,12 +63,12 @@ def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def split_symbols(piece: str) -> list[str]:
-    """Split a token into characters, the last one of a word with its end mark."""
+    """Split a token into characters; "</w>" stays with the last one."""
     stem = piece.removesuffix(END_OF_WORD)
     return [*stem[:-1], stem[-1:] + piece[len(stem) :]]
 
 
-def build_bpe(ids: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+def build_bpe(ids: dict[str, int], merges: list[tuple[str, str]]) -> "Tokenizer":
     """Build the tokenizer with Hugging Face's tokenizers library."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 

@@ -1,7 +1,6 @@
 """Tokens known by their texts: those that end an answer, mark parts of one, or strip white space."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.token_types import (
@@ -16,13 +15,13 @@ from localllm.text.token_types import (
     tokens_of_types,
 )
 
-# Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
+# Texts that end an answer whatever the metadata says. </s> only as a special token: Qwen has it as HTML, in plain text.
 END_TEXTS = [
     *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
     *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
     *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
 ]
-# The marks of fill-in-the-middle training: those that end an answer, unless the metadata has their ids, and the others.
+# Fill-in-the-middle markers that end an answer (used where the metadata has no ids), and those that do not.
 FILL_END_TEXTS = {
     "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
@@ -36,24 +35,24 @@ FILL_TEXTS = {
     "fim_mid": ["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
                 "<|code_middle|>", "<|middle|>"],
 }  # fmt: skip
-# gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
+# gpt-oss separates the parts of its answers with these tokens. They stay visible, or the parts would run together.
 SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
-# Their <mask> swallows the white space in front of it.
+MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # all markers of gpt-oss, shown or not
+# Pre-tokenizers and architectures whose <mask> token strips the white space before it.
 _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
-TEXTS = "localllm.end_texts"  # a key that localllm writes: ends of a checkpoint that its embedding has no row for
-MORE_ENDS = "eos_token_ids"  # all tokens that end an answer, as Ollama writes and reads them
+TEXTS = "localllm.end_texts"  # a key that localllm writes: texts of end tokens for which the embedding has no row
+MORE_ENDS = "eos_token_ids"  # a key of Ollama's: all tokens that end an answer
 
 
-def end_texts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return texts that end an answer though no token has them."""
+def end_texts(metadata: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the texts that end an answer although no token has them."""
     texts = metadata.get(TEXTS)
     return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
 
 
 def read_more_ends(keys: Checked, count: int) -> set[int]:
-    """Read the additional end tokens, of which there may be any number; ids without a token are noted."""
+    """Read the additional end tokens; ids beyond the vocabulary are noted in `oddities`."""
     if not keys.has(MORE_ENDS):
         return set()
     ids_found = keys.array(MORE_ENDS, "iu", "an array of whole numbers").tolist()
@@ -80,9 +79,9 @@ def correct_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins
 
 
 def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
-    """Remove two false ends.
+    """Remove two tokens that do not end an answer.
 
-    gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text.
+    <|end|> of gpt-oss and Solar closes only a part of an answer, and Gemma 4's </s> is plain text.
     """
     ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
     if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
@@ -95,7 +94,7 @@ def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) 
 
 
 def find_stripping(
-    metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray
+    metadata: Mapping[str, object], ids: Mapping[str, int], types: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the special tokens that strip white space before them, and those that strip it after them.
 

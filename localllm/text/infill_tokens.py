@@ -1,22 +1,26 @@
-"""The tokens by which a model fills in the middle of a text: ids in the metadata, or known texts in the vocabulary."""
+"""Fill-in-the-middle tokens of a model: ids in the metadata, or tokens with well-known texts."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.endings import FILL_END_TEXTS, FILL_TEXTS
 from localllm.text.token_types import PREFIX, special_id
 
 TEXTS = {**FILL_TEXTS, **FILL_END_TEXTS}
-OLDER_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}  # of the ids, in files of before 2024
+OLDER_NAMES = {
+    "fim_pre": "prefix",
+    "fim_suf": "suffix",
+    "fim_mid": "middle",
+}  # in files from before 2024
 
 
 class InfillTokens(NamedTuple):
-    """Token ids.
+    """Ids of fill-in-the-middle tokens.
 
     Attributes:
-        prefix, suffix, middle: mark the parts of a text; the middle is last.
-        repository, file: mark the names of a repository and of its files; None where a model has none.
+        prefix, suffix, middle: precede the parts of a prompt; the model continues after `middle`.
+        repository, file: precede the names of a repository and of its files; None where a model has none.
     """
 
     prefix: int
@@ -27,11 +31,11 @@ class InfillTokens(NamedTuple):
 
 
 def read_infill_tokens(
-    metadata: Mapping[str, Any], find: Callable[[str], int | None], count: int
+    metadata: Mapping[str, object], find: Callable[[str], int | None], count: int
 ) -> InfillTokens | None:
-    """Return the tokens; None if one of the first three is missing.
+    """Return the tokens; None if prefix, suffix or middle is missing.
 
-    find: returns the special token of a text.  count: of tokens.
+    find: returns the special token with a text, or None.  count: vocabulary size.
     """
     keys = Checked(metadata, PREFIX)
 

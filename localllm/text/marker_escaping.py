@@ -1,7 +1,7 @@
 """Escapes control tokens' texts, such as <|im_end|>, in messages; only the template's become tokens.
 
-A template puts both into one string. So the markers in messages are broken before it is rendered, by a character that
-Tokenizer.encode_rendered removes again after it has looked for control tokens.
+A template puts its own markers and the messages into one string. Before rendering, a BREAK character is inserted into
+each marker of the messages; Tokenizer.encode_rendered removes it after it has found the control tokens.
 """
 
 import re
@@ -13,8 +13,8 @@ from localllm.text.special_tokens import build_prefix_regex
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
-IMAGE = "\ufdd1"  # stands for an image: a noncharacter, too
-BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template trims, left alone by JSON
+IMAGE = "\ufdd1"  # placeholder of an image: a Unicode noncharacter
+BREAK = "\ufdd0"  # a noncharacter: it is in no text, templates do not trim it, and JSON does not escape it
 
 
 class Renders(Protocol):
@@ -36,16 +36,19 @@ class Markers:
         self._heads = re.compile(build_prefix_regex(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
-    def render(self, template: Renders, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, template: Renders, messages: Sequence[Mapping[str, object]], **variables: object) -> str:
         """Render a conversation for Tokenizer.encode_rendered; arguments and errors as ChatTemplate.render.
 
-        Even of broken texts a template can make a marker: out of two fields, or by cutting something out of one (as
-        Nemotron's does with "/think"). So it is rendered again, with the texts broken wherever a marker could begin or
-        end: if one is missing then, it was a message's, and the second rendering is the answer. It is not always the
-        answer because templates look for tags, such as </think>, that it breaks too.
+        A template can still compose a marker from broken texts: from two fields, or by cutting something out of one (as
+        Nemotron's does with "/think"). So the conversation is rendered a second time, with a BREAK wherever a marker
+        could begin or end. If the second text has fewer markers, a message contributed one, and the second text is
+        returned. Otherwise the first is, because the additional BREAKs hide tags such as </think> from templates that
+        look for them.
         """
-        rendered_markers = [messages, variables]
-        broken, shattered = _with_texts(rendered_markers, self._broken), _with_texts(rendered_markers, self._shatter)
+        broken, shattered = (
+            (_change_texts(messages, change), _change_texts(variables, change))
+            for change in (self._break_markers, self._break_all_edges)
+        )
         text = template.render(broken[0], **broken[1])
         if broken == shattered:
             return text
@@ -60,12 +63,14 @@ class Markers:
             candidates = self._pieces.get(text[start : start + 2], [])
             yield from (piece for piece in candidates if text.startswith(piece, start))
 
-    def _broken(self, text: str) -> str:
+    def _break_markers(self, text: str) -> str:
+        """Put a BREAK into each marker, after its first character."""
         text = without_surrogates(text).replace(BREAK, "�")
         return self._heads.sub(BREAK, text)
 
-    def _shatter(self, text: str) -> str:
-        text = self._broken(text)
+    def _break_all_edges(self, text: str) -> str:
+        """Put a BREAK also wherever a marker could begin or end; identifiers stay as they are."""
+        text = self._break_markers(text)
         if text.isidentifier():
             return text
         text = self._edges.sub(BREAK, text)
@@ -82,19 +87,19 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every text in a value, but not roles and keys that are words: templates test them."""
+def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every text in a JSON value, except roles and keys that are identifiers: templates compare these."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
-        return [_with_texts(item, change) for item in value]
+        return [_change_texts(item, change) for item in value]
     if isinstance(value, Mapping):
         return {
-            _unless_word(key, change): _unless_word(item, change) if key == "role" else _with_texts(item, change)
+            _unless_word(key, change): _unless_word(item, change) if key == "role" else _change_texts(item, change)
             for key, item in value.items()
         }
     return value
 
 
-def _unless_word(value: Any, change: Callable[[str], str]) -> Any:
+def _unless_word(value: object, change: Callable[[str], str]) -> object:
     return change(value) if isinstance(value, str) and not value.isidentifier() else value

@@ -1,26 +1,25 @@
-"""Rearranges conversations for templates that allow one system message, or only alternating roles.
+"""Rearrange conversations for templates that allow only one system message, or only alternating roles.
 
-Nothing is duplicated or lost: texts of system messages go to the leading one or to a user's message, and neighbours of
-one role become one message.
+No text is duplicated or lost: system messages are merged into the leading one or into a user's message, and
+consecutive messages of one role into one message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import short_id
 
-BETWEEN, LAST = "between", "last"  # where a later system message is
-ALONE, ANSWERED = "alone", "answered"  # there are no others; an answer is the last message
-NO_ANSWER = " "  # where a turn is missing: Ministral refuses an answer that says nothing at all
+BETWEEN, LAST = "between", "last"  # positions of a system message after the leading ones
+ALONE, ANSWERED = "alone", "answered"  # conversations of system messages only, and with an answer as the last message
+NO_ANSWER = " "  # content of an inserted answer: Ministral's template refuses an empty one
 
 KeepsSystem = Callable[[int, str], bool]
 
 
 def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
-    """Yield ways to arrange a conversation, the nearest to the original first.
+    """Yield arrangements of a conversation, the closest to the original first.
 
-    keeps_system: whether the template keeps all system messages of a conversation, see ChatTemplate.keeps_system.
+    keeps_system: see ChatTemplate.keeps_system.
     """
     if not messages:
         return
@@ -37,7 +36,7 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
 
 
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
-    """Return a conversation with system messages at given positions, and the marks that are their texts."""
+    """Return a conversation with system messages at the given positions, and their contents, which are unique."""
     texts_of_marks = {"user": "Hi", "assistant": "Hello"}
     behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
     roles = ["system"] * at_head + (["user", *behind[later]] if later != ALONE else [])
@@ -74,9 +73,9 @@ def lead_systems(messages: Sequence[Message]) -> list[Message]:
 
 
 def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """Return a conversation with system messages before its last user message, as Mistral's templates do.
+    """Return a conversation with the system texts in its last user message, where Mistral's templates put them.
 
-    They do so only where that is the last message of all; after an answer or a result they drop them.
+    The templates themselves do so only if that is the last message of all; after an answer or a result they drop them.
     """
     place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
     if place is None:
@@ -86,7 +85,7 @@ def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> 
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with the texts of all system messages in users' messages."""
+    """Return the conversation with all system texts moved into user messages."""
     leading, moved = move_to_users(messages)
     for text in reversed(leading):
         place = next((place for place, message in enumerate(moved) if message["role"] == "user"), None)
@@ -98,14 +97,15 @@ def without_systems(messages: Sequence[Message]) -> list[Message]:
 
 
 def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation, with its system messages as a user's if there is no user message."""
+    """Return the conversation; one without user messages gets its system texts as a user message."""
     return messages if any(message["role"] == "user" for message in messages) else without_systems(messages)
 
 
 def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Move system texts into user messages; return the system messages left over, and the others.
+    """Move system texts into user messages; return the system messages left over, and all others.
 
-    A text goes to the user's message that follows it, or becomes one at the end, or goes to the latest one before it.
+    A text goes into the user message that follows it directly; at the end of the conversation after an answer, it
+    becomes a user message; otherwise it goes into the latest user message before it. Without any it is left over.
     """
     leading, moved, waiting = list[Message](), list[Message](), list[Message]()
     for place, message in enumerate(messages):
@@ -160,7 +160,7 @@ def split_calls(messages: Sequence[Message]) -> list[Message]:
 def shorten_ids(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with call ids of nine letters and digits, as Mistral's templates demand."""
 
-    def short(id: Any) -> Any:
+    def short(id: object) -> object:
         return short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
 
     ids = list[Message]()
@@ -177,7 +177,7 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with users' messages in a row as one, and answers in a row as one."""
+    """Return the conversation with consecutive messages of one role, except tool results, merged into one."""
     merged = list[Message]()
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] and message["role"] != "tool":
@@ -190,8 +190,8 @@ def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
 def take_turns(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with alternating roles, beginning with a user.
 
-    An empty answer is dropped; an unprompted one follows an empty message, and so does a user after the result of a
-    call.
+    Empty answers are dropped. An empty user message is inserted before an answer at the beginning, and an empty answer
+    between the result of a call and a user message.
     """
     taken = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
     turns = list[Message]()
@@ -206,7 +206,7 @@ def take_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def join_messages(messages: Sequence[Message]) -> Message:
-    """Join messages of one role: contents, reasoning and calls, each in their order."""
+    """Join messages of one role: their contents, reasoning and calls, in order."""
     together: Message = {}
     for message in messages:
         together |= message
@@ -219,19 +219,17 @@ def join_messages(messages: Sequence[Message]) -> Message:
     return together
 
 
-def join_contents(contents: Sequence[Any]) -> Any:
-    """Join contents, texts or lists of parts."""
-    parts = [content for content in contents if content]
-    if all(isinstance(content, str) for content in parts):
-        return "\n\n".join(parts)
-    return [
-        part
-        for content in parts
-        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
-    ]
+def join_contents(contents: Sequence[object]) -> str | list[object]:
+    """Join contents, strings or lists of parts: into a string if all are strings, otherwise into a list of parts."""
+    strings = [content for content in contents if isinstance(content, str) and content]
+    lists = [content for content in contents if isinstance(content, list) and content]
+    if not lists:
+        return "\n\n".join(strings)
+    as_lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents if each)
+    return [part for content in as_lists if isinstance(content, list) for part in content]
 
 
-def texts(messages: Sequence[Message]) -> list[Any]:
+def texts(messages: Sequence[Message]) -> list[object]:
     return [message.get("content") for message in messages]
 
 

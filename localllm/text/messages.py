@@ -1,8 +1,7 @@
-"""Checks conversations from programs and files before a template renders them."""
+"""Check conversations from programs and files before a template renders them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.text.marker_escaping import Message
@@ -19,18 +18,18 @@ ROLES = {
 
 
 def validate_messages(messages: Sequence[Message]) -> list[Message]:
-    """Validate messages, and make each content a text. Raises UsageError.
+    """Validate messages, and convert each content to a string. Raises UsageError.
 
-    A content may be a list of parts as in OpenAI's interface, [{"type": "text", "text": ...}]; their texts become one,
-    a line each, as in llama.cpp. A content that is None or not there is an empty text; an answer's stays None, which
-    templates may tell from an empty one. Roles and calls of OpenAI's older interfaces become those of today.
+    A content may be a list of parts as in OpenAI's interface, [{"type": "text", "text": ...}]; their texts are joined
+    by newlines, as in llama.cpp. A missing content becomes "", an assistant's None, because templates may treat None
+    and "" differently. Roles and calls of OpenAI's older interfaces are converted to the current ones.
     """
     if isinstance(messages, str | bytes | Mapping):
         raise UsageError(f"messages should be a list of messages, not {type(messages).__name__}")
     return [_check(message) for message in messages]
 
 
-def _check(message: Any) -> Message:
+def _check(message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
     modern: Message = modernize(message)
@@ -45,10 +44,11 @@ def _check(message: Any) -> Message:
 
 
 def modernize(message: Message) -> Message:
-    """Convert roles and fields of OpenAI's older interfaces to those of today.
+    """Convert roles and fields of OpenAI's older interfaces to the current ones.
 
-    A `function_call` becomes the only one of the tool_calls, a `refusal` the content where there is none. A function's
-    result refers to its call by name, from which both get an id.
+    `function_call` becomes the only entry of tool_calls, and `refusal` the content if there is none. A function's
+    result
+    names its call: both get an id that is derived from the function's name.
     """
     role = message.get("role")
     fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
@@ -68,7 +68,7 @@ def short_id(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
-def _text_of_part(part: Any) -> str:
+def _text_of_part(part: object) -> str:
     """Return the text of one part of a content. Raises UsageError."""
     if isinstance(part, str):
         return part

@@ -1,7 +1,7 @@
 """PLaMo 2's unigram tokenizer: the segmentation whose scores have the largest sum.
 
-Unlike SentencePiece's: nothing is normalized, a space is a space, and a character that is no piece becomes its bytes.
-Scores are whole ten-thousandths; of cuts that are as good, the one whose first piece is longer.
+Unlike SentencePiece's, it normalizes nothing, spaces stay spaces, and a character that is no piece becomes byte tokens.
+Scores are integers in units of 1/10,000; of equally good segmentations, the one with the longer first piece wins.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from localllm.text.subwords import SentencePiece
 from localllm.text.token_types import NORMAL
 from localllm.text.vocabulary import Vocabulary
 
-_PARTS = 10_000  # of a score of 1
-_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # of a character that is no piece; no piece has less
+_UNITS = 10_000  # units of a score of 1.0
+_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # scores of a character that is no piece, and of pieces to ignore
 
 
 class Plamo(SentencePiece):
@@ -21,7 +21,7 @@ class Plamo(SentencePiece):
         super().__init__(vocabulary)
         tokens = [token for token in vocabulary.ids.values() if vocabulary.types[token] == NORMAL]
         pieces = [vocabulary.pieces[token] for token in tokens]
-        scores = {piece: round_half_up(-vocabulary.ranks[piece] * _PARTS) for piece in pieces}
+        scores = {piece: round_half_up(-vocabulary.ranks[piece] * _UNITS) for piece in pieces}
         self._scores = {piece: score for piece, score in scores.items() if score > _INVALID}
         lengths: dict[str, set[int]] = {}
         for piece in self._scores:
@@ -46,9 +46,9 @@ class Plamo(SentencePiece):
         return tokens
 
     def _best_ends(self, word: str) -> list[int]:
-        """Find where the first piece of the best segmentation from each character on ends.
+        """Return, for each position, the end of the first piece of the best segmentation from there on.
 
-        The end is negated for a character that begins no piece.
+        The end is negative where that piece is a single character that becomes byte tokens.
         """
         count, scores = len(word), self._scores
         best, ends = [0] * (count + 1), [0] * count
@@ -57,7 +57,7 @@ class Plamo(SentencePiece):
                 (best[start + length] + score, start + length)
                 for length in self._lengths.get(word[start], ())
                 if start + length <= count and (score := scores.get(word[start : start + length])) is not None
-            ]  # the longest first
+            ]  # longest first: max() prefers the first of equal scores
             pairs.append((best[start + 1] + _UNKNOWN, -(start + 1)))
             best[start], ends[start] = max(pairs, key=lambda pair: pair[0])
         return ends

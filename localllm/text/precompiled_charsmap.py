@@ -1,4 +1,4 @@
-"""SentencePiece's normalization map as files bring it: sequences of characters and their replacements.
+"""SentencePiece's normalization map as files contain it: sequences of characters and their replacements.
 
 `tokenizer.ggml.precompiled_charsmap` holds the size of a double-array trie in bytes (uint32), the trie, a uint32 for
 every node, and the replacements, each ended by a zero byte. Of a node's 32 bits 0 to 7 are the byte that leads to it
@@ -27,14 +27,14 @@ class Charsmap:
             raise ModelError(f"the charsmap has {len(data)} bytes, too few for a trie of {size} bytes and its texts")
         self._nodes: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist() if size else []
         self._texts = data[4 + size :]
-        self._inert: set[str] = set()  # characters that stay as they are, whatever follows
+        self._inert: set[str] = set()  # characters that begin no mapped sequence
         ascii_ones = [chr(code) for code in range(128)]
         quiet = [one for one in ascii_ones if self._is_quiet(one, ascii_ones)] if self._nodes else []
-        # ASCII in front of ASCII, most of most texts.
+        # Runs of ASCII characters that no sequence changes: the larger part of most texts.
         self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
 
     def __call__(self, text: str) -> str:
-        """Normalize a text. Raises ModelError where the map turns out to be broken."""
+        """Normalize a text. Raises ModelError if the map refers to bytes beyond its end."""
         if not self._nodes:
             return text
         parts, at = [], 0

@@ -1,16 +1,15 @@
-"""Splits text into words by the steps of a pre-tokenizer, each applied to the pieces of those before.
+"""Split text into words by the steps of a pre-tokenizer; each step splits the pieces of the previous one.
 
-Before, texts are normalized to NFC for tokenizers whose originals do so; llama.cpp never does. Texts come in decomposed
-form ("e" and an accent for "é"), as of file names on macOS and of PDFs. A GGUF file does not say whether to compose,
-but for those that localllm converts: it follows from the pre-tokenizer, or from the architecture. Source: the
-tokenizers of transformers (qwen2, qwen3_5, cohere, gpt_neox, which OLMo, MPT, Mamba and ModernBERT have, too).
+Texts are first normalized to NFC if the model's original tokenizer does so (llama.cpp never does): file names of macOS
+and PDFs often have decomposed characters ("e" and an accent for "é"). Only GGUF files that localllm converted say
+whether to normalize; for others it follows from the pre-tokenizer or the architecture. Source: the tokenizers of
+transformers (qwen2, qwen3_5, cohere, and gpt_neox, which OLMo, MPT, Mamba and ModernBERT use, too).
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
-from typing import Any
 from unicodedata import category, normalize
 
 from localllm.text.pretokenizers import Threes
@@ -20,7 +19,7 @@ WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 
 
 def make_splitter(steps: Iterable[str | Threes]) -> Cut:
-    """Make a function that splits a text into words, which joined are the text."""
+    """Make a function that splits a text into words; joined, the words are the text again."""
     cuts: list[Cut] = []
     for _, same in groupby(steps, type):
         group = list(same)
@@ -39,8 +38,8 @@ def make_splitter(steps: Iterable[str | Threes]) -> Cut:
 
 
 def _by_expressions(expressions: list[str]) -> Cut:
-    """Split by Oniguruma expressions: each match is a word, and so is the text between matches."""
-    from tokenizers import Regex, pre_tokenizers  # here, because SentencePiece needs none of its 15 ms
+    """Make a function that splits by Oniguruma expressions: each match and each text between matches is a word."""
+    from tokenizers import Regex, pre_tokenizers  # takes 15 ms, and SentencePiece does not need it
 
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
     pre_tokenizer = pre_tokenizers.Sequence(splits)
@@ -54,9 +53,9 @@ def _by_expressions(expressions: list[str]) -> Cut:
 def in_windows(cut: Cut, text: str) -> list[str]:
     """Apply `cut` to a text, WINDOW characters at a time.
 
-    Oniguruma gives up, and the library panics, where it looks at some million characters for one word. The words in a
-    window's last MARGIN characters are found again in the next one, which begins where a word begins. Only in a run of
-    millions of spaces, or of signs, is there a word that ends with the window.
+    Oniguruma fails, and the tokenizers library panics, on a match of some million characters. The words in the last
+    MARGIN characters of a window are dropped, and the next window begins where the kept words end. Only a run of
+    millions of spaces or symbols is cut where its window ends.
     """
     window_words: list[str] = []
     at = 0
@@ -69,9 +68,10 @@ def in_windows(cut: Cut, text: str) -> list[str]:
 
 
 def _far_from_end(words: list[str]) -> int:
-    """Return how many words of a window to keep: at least one, if possible up to a letter before a space.
+    """Return how many words of a window to keep: at least one.
 
-    There, no expression looks back, and none that goes before others has a match that they cut.
+    If possible the last one ends with a letter and a space or newline follows: no expression matches across such a
+    position, or looks back from behind it.
     """
     ends = list(accumulate(map(len, words)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
@@ -80,6 +80,7 @@ def _far_from_end(words: list[str]) -> int:
 
 
 def _in_threes(step: Threes) -> Cut:
+    """Make a function that splits runs of digits into threes, counted from the right."""
     runs = _by_expressions([step.runs])
     is_run = str.isdecimal if step.decimal else _is_number
 
@@ -102,12 +103,12 @@ def _threes(digits: str) -> list[str]:
 NORMALIZER, COMPOSING, NOTHING = "localllm.normalizer", "nfc", "none"  # a key that localllm writes, and its values
 PRETOKENIZERS = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "modern-bert")
 ARCHITECTURES = ("gptneox",)
-GROWTH = 3  # times as many bytes as composed, at most
-_MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # what stands before is composed, whatever follows
+GROWTH = 3  # most bytes of a text for each byte of its NFC form
+_MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # NFC changes no text of lower characters alone
 _SHORT = 1 << 12  # characters: the standard library takes quadratic time for long runs of marks
 
 
-def uses_nfc(metadata: Mapping[str, Any]) -> bool:
+def uses_nfc(metadata: Mapping[str, object]) -> bool:
     """Return whether the original tokenizer applies NFC."""
     declared = metadata.get(NORMALIZER)
     if declared in (COMPOSING, NOTHING):
@@ -116,7 +117,7 @@ def uses_nfc(metadata: Mapping[str, Any]) -> bool:
     return usually_uses_nfc(metadata.get("tokenizer.ggml.pre"), metadata.get("general.architecture"))
 
 
-def usually_uses_nfc(pretokenizer: Any, architecture: Any) -> bool:
+def usually_uses_nfc(pretokenizer: object, architecture: object) -> bool:
     """Return whether tokenizers with these names apply NFC."""
     return pretokenizer in PRETOKENIZERS or architecture in ARCHITECTURES
 
@@ -127,6 +128,6 @@ def to_nfc(text: str) -> str:
         return text
     if len(text) <= _SHORT:
         return normalize("NFC", text)
-    from tokenizers import normalizers  # 15 ms, which few texts need
+    from tokenizers import normalizers  # takes 15 ms, and few texts need it
 
     return str(normalizers.NFC().normalize_str(text))

@@ -1,12 +1,12 @@
 r"""Pre-tokenizers of byte-level BPE vocabularies: one row per value of `tokenizer.ggml.pre`.
 
-A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each in
-turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
+A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each
+splits every piece that the previous ones made: its matches become pieces, and so does the text between them.
 
 The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
-give the same words but where llama.cpp cannot tell upper from lower case and the expressions here can: letters outside
-ASCII in gpt-4o, tekken and their likes, all letters in youtu, tiny_aya and kimi-k2; and tiny_aya's digits in front of
-letters. pretokenizer_sources.py names the tokenizer behind each name.
+give the same words except where llama.cpp does not distinguish upper and lower case: for letters outside ASCII in
+gpt-4o, tekken and similar ones, for all letters in youtu, tiny_aya and kimi-k2; and for tiny_aya's digits before
+letters. tests/support/pretokenizer_sources.py has the repository of each tokenizer.
 """
 
 from localllm.frozen import frozen
@@ -14,18 +14,18 @@ from localllm.frozen import frozen
 
 @frozen
 class Threes:
-    """A step that cuts runs of digits into threes, counted from their right ends.
+    """A step that splits runs of digits into threes, counted from the right.
 
-    An expression can do that too, but it looks at the rest of the run for every three: it takes quadratic time.
+    A regular expression would look at the rest of the run for every three digits, which takes quadratic time.
     """
 
-    runs: str  # the expression of a run
-    decimal: bool = True  # of decimal digits, and not of all that Unicode calls numbers
+    runs: str  # the expression that matches a run
+    decimal: bool = True  # decimal digits only, or every character of Unicode's category N
 
 
 @frozen
 class PreTokenizer:
-    """A pre-tokenizer, with what else llama.cpp derives from its name."""
+    """A pre-tokenizer, and other properties that llama.cpp derives from its name."""
 
     patterns: tuple[str | Threes, ...]
     ignore_merges: bool = False  # a word that is a token as a whole is that token, whatever the merges say
@@ -83,7 +83,7 @@ _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-�
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
 _QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
-# Behind a space there is no newline any more, but to look for one behind each 512 would take quadratic time.
+# The lookbehind keeps the time linear: without it every space of a long run would begin a search for a newline.
 _JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"

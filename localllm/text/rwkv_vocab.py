@@ -1,7 +1,7 @@
-"""RWKV's tokenizer ("World"): pieces are bytes, and the longest that fits comes next; no merging.
+r"""RWKV's tokenizer ("World"): at each position of the UTF-8 bytes it takes the longest piece that matches; no merges.
 
-Files write pieces as Python writes bytes: \
-, \\x8f and the like, and a backslash before a backslash or quote.
+Files write a piece with the escapes of Python's bytes: \n, \x8f and the like, and a backslash before a backslash or
+quote.
 """
 
 import re
@@ -30,7 +30,7 @@ class RwkvVocab(Subwords):
     """RWKV's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Build the table of pieces. Raises ModelError if a byte is no token."""
+        """Build the table of pieces. Raises ModelError if there is no token for one of the 256 bytes."""
         super().__init__(vocabulary)
         kinds = vocabulary.types
         tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]

@@ -1,10 +1,9 @@
 """The sandbox that renders untrusted chat templates with Jinja.
 
-Jinja's immutable sandbox keeps a template away from files, modules and Python's insides, and lets it change nothing.
-Limits stop what it could still do: run for ever, or make huge values. They hold for every turn of a loop, item of a
-filter, call and operator, and look at sizes before something is made. What no released template uses is not there:
-lipsum, cycler, joiner, bytes, and filters that lay out text. What gets through stops in template_probe.py, which runs
-first.
+Jinja's immutable sandbox keeps a template away from files, modules and Python's internals, and lets it change nothing.
+template_limits.py stops a template that runs for ever or makes huge values. Functions and filters that no released
+template uses are removed: lipsum, cycler, joiner, bytes, and filters that lay out text. template_probe.py first renders
+an unknown template in a process of its own, which stops a template that gets around these limits.
 """
 
 import functools
@@ -18,6 +17,7 @@ from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -40,9 +40,9 @@ from localllm.text.template_limits import (
     check_layout,
     check_method,
     check_parts,
+    repetitions,
     require_light,
     require_limited,
-    size,
     tick,
     to_sequence,
 )
@@ -59,9 +59,9 @@ class RefusalError(TemplateError):
 
 
 def compile_template(source: str, strict: bool = False) -> Template:
-    """Compile a template with guards; strict: an undefined variable is an error, not empty.
+    """Compile a template with guards; strict: an undefined variable raises an error instead of being empty.
 
-    Raises LimitError, and what Jinja and Python raise for bad source.
+    Raises LimitError, and the errors of Jinja and Python for invalid source.
     """
     if len(source) > SOURCE:
         raise LimitError(f"{len(source)} characters are over {SOURCE}")
@@ -71,7 +71,7 @@ def compile_template(source: str, strict: bool = False) -> Template:
     return environment.from_string(_Guards().visit(environment.parse(source)))
 
 
-def render_template(template: Template, variables: dict[str, Any]) -> str:
+def render_template(template: Template, variables: dict[str, object]) -> str:
     """Render a template.
 
     Raises RefusalError, LimitError, and anything that the code in a template can raise.
@@ -87,10 +87,7 @@ def render_template(template: Template, variables: dict[str, Any]) -> str:
 
 
 class _Extension(Extension):
-    """A Jinja extension with Hugging Face's {% generation %} tag and the functions that the guards call.
-
-    The tag only marks its content.
-    """
+    """A Jinja extension: the functions that guards call, and Hugging Face's {% generation %} tag, without effect."""
 
     identifier = "guards"
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -100,25 +97,26 @@ class _Extension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, length: int) -> str:
-        """Count an iteration of a loop or a call of a macro, which writes `length` characters of its own."""
+        """Count an iteration of a loop or a call of a macro whose own texts have `length` characters."""
         tick(length)
         return ""
 
     def count_and_pass(self) -> bool:
-        """Count a turn of a loop, in the condition that filters it."""
+        """Count an iteration in the condition of a filtered loop."""
         tick()
         return True
 
-    def concat(self, *parts: Any) -> str:
+    def concat(self, *parts: object) -> str:
         """Apply the operator ~, which Jinja does not let an environment intercept."""
-        result: str = require_limited("".join([as_text(part) for part in parts]))
-        return result
+        text = "".join([as_text(part) for part in parts])
+        require_limited(text)
+        return text
 
-    def check_slice(self, value: Any) -> Any:
-        """Check a slice of a text or list, for which Jinja does not ask the environment."""
+    def check_slice(self, value: object) -> object:
+        """Check a slice of a text or list: Jinja's environment cannot intercept slices."""
         return require_limited(value)
 
-    def check_literal(self, value: Any) -> Any:
+    def check_literal(self, value: object) -> object:
         """Check a list, tuple or dictionary literal."""
         return require_light(value)
 
@@ -166,7 +164,7 @@ class _Guards(NodeTransformer):
 
 
 def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
-    """Make a call of `tick` for a turn of a loop."""
+    """Make a call of `tick` for an iteration of a loop or a call of a macro."""
     own = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     own += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
     tick = _guard("tick", [nodes.Const(own, lineno=node.lineno)], node.lineno)
@@ -174,6 +172,7 @@ def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
 
 
 def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
+    """Make a call of a method of _Extension."""
     function = nodes.ExtensionAttribute(_Extension.identifier, name, lineno=line)
     return nodes.Call(function, arguments, [], None, None, lineno=line)
 
@@ -200,7 +199,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals = {name: self.globals[name] for name in ("range", "dict")}
         self.globals |= {"namespace": _Namespace, "raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
-    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+    def call(self, context: Context, function: object, /, *arguments: object, **named: object) -> object:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str | bytes | int | float | list | tuple | dict):
             if name == "join" and arguments:
@@ -215,17 +214,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         check_layout(value.__self__)
 
         @functools.wraps(formatter)
-        def formatted(*arguments: Any, **named: Any) -> str:
+        def formatted(*arguments: object, **named: object) -> str:
             check_filled(value.__self__, (*arguments, *named.values()))
             return formatter(*arguments, **named)
 
         return formatted
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         if operator in "**" and bits(left) and bits(right):
             if (bits(left) + bits(right) if operator == "*" else bits(left) * min(abs(right), BITS)) > BITS:
                 raise LimitError(f"a number is over {BITS} bits long")
-        elif operator == "*" and size(left) * size(right) > LENGTH:
+        elif operator == "*" and repetitions(left) * repetitions(right) > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
         elif operator == "%" and isinstance(left, str):
             check_layout(left)
@@ -234,30 +233,30 @@ class _Environment(ImmutableSandboxedEnvironment):
         return require_limited(super().call_binop(context, operator, left, right))
 
 
-def _count_test(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a test so that each call counts: it may be made for many items and let none through."""
+def _count_test(test: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a Jinja test so that each call counts: select() may test many items and yield none."""
 
     @functools.wraps(test)
-    def ticked(*arguments: Any, **named: Any) -> Any:
+    def ticked(*arguments: object, **named: object) -> object:
         tick()
         return test(*arguments, **named)
 
     return ticked
 
 
-def _finalize(value: Any) -> Any:
-    """Check a value that is written to the output."""
+def _finalize(value: object) -> object:
+    """Convert an expression's value to the text that is written to the output."""
     text = as_text(value)
     tick(len(text))
     return text
 
 
-def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter with limits; some get Jinja's context or environment as the first argument."""
+def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a filter with limits. Some filters get Jinja's context or environment as their first argument."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
-    def checked(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: object, **named: object) -> object:
         if name in _NOT_HERE:
             raise LimitError(f"the filter {name} is not supported in templates")
         own_arguments = arguments[first:]
@@ -281,7 +280,7 @@ def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return checked
 
 
-def _format(layout: str, *arguments: Any, **named: Any) -> str:
+def _format(layout: str, *arguments: object, **named: object) -> str:
     check_layout(layout)
     check_filled(layout, (*arguments, *named.values()))
     return do_format(layout, *arguments, **named)
@@ -299,15 +298,15 @@ def _strftime_now(layout: str) -> str:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as Hugging Face's tojson: <, > and & stay as they are, unlike in Jinja's.
+    """Encode as JSON like Hugging Face's tojson: unlike Jinja's, it does not escape <, > and &.
 
-    BREAK stays too: it is removed later.
+    BREAK is not escaped either: Tokenizer.encode_rendered removes it.
     """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
         raise LimitError("the indentation of tojson is over 16")

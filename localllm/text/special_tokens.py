@@ -1,7 +1,4 @@
-"""Finds the texts of special tokens anywhere in a text.
-
-They begin where a regular expression of their first characters matches.
-"""
+"""Find the texts of special tokens in a text: a regular expression of their first characters finds candidates."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -25,7 +22,7 @@ class SpecialTokens:
         ordered = sorted(tokens, key=lambda token: -len(token[0].encode(errors="replace")))
         self._ids = dict(ordered)
         self._ranks = {text: rank for rank, (text, _) in enumerate(ordered)}
-        self._lengths: dict[str, list[int]] = {}  # of the texts that begin so
+        self._lengths: dict[str, list[int]] = {}  # of texts, by their first LENGTH characters
         for text in self._ids:
             lengths = self._lengths.setdefault(text[:LENGTH], [])
             if len(text) not in lengths:
@@ -40,7 +37,7 @@ class SpecialTokens:
         fragments: list[str | int] = []
         is_taken = bytearray(len(text))
         for _, start, end in sorted(self._occurrences(text)):
-            if is_taken[start] or is_taken[end - 1]:  # enough: what has been taken before is not shorter
+            if is_taken[start] or is_taken[end - 1]:  # checking both ends is enough: earlier tokens are not shorter
                 continue
             token = self._ids[text[start:end]]
             if token in self._strips_before:
@@ -55,7 +52,7 @@ class SpecialTokens:
         return [*fragments, text[position:]] if position < len(text) else fragments
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield every occurrence, also those inside others: (rank, start, end)."""
+        """Yield every occurrence, including those inside others: (rank, start, end)."""
         for place in self._places.finditer(text):
             start = place.start() - 1
             for head in self._head_lengths:
@@ -65,28 +62,29 @@ class SpecialTokens:
 
 
 def _spread(text: str, is_taken: bytearray, edge: int, step: int) -> int:
-    """Move the edge of a token's match over white space that no other token has."""
+    """Extend an edge of a token's match over white space that belongs to no other token."""
     at = edge if step > 0 else edge - 1
     while 0 <= at < len(text) and text[at] in _WHITE_SPACE and not is_taken[at]:
         at += step
     return at if step > 0 else at + 1
 
 
-# So many first characters tell a marker: enough for <think> and <|im_end|>, and thousands of <unused...> are but one.
+# Characters of a prefix: enough to tell <think> from <|im_end|>, and few enough that thousands of <unused...> share
+# one.
 LENGTH = 8
 
 
 def build_prefix_regex(strings: Iterable[str]) -> str:
-    """Build the expression; it may match where a string only seems to begin, and never without strings.
+    """Build a regular expression with an empty match after the first character of each string.
 
-    Single characters at the end of a text, with no position after them, are found too.
+    It looks at the first LENGTH characters only, so callers compare the rest; without strings it matches nothing.
     """
     first_ones = {string[:LENGTH] for string in strings}
     return "|".join(f"(?<={re.escape(first)})(?={_tree(rest)})" for first, rest in _by_first(first_ones)) or "(?!)"
 
 
 def _tree(strings: Collection[str]) -> str:
-    """Build an expression for any of the strings that looks at each character of a text once."""
+    """Build an expression that matches any of the strings without reading a character twice."""
     if "" in strings:
         return ""
     return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in _by_first(strings)) + ")"

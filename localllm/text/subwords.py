@@ -1,16 +1,16 @@
-"""Byte-pair merging of plain text (without special tokens) to token ids, in its two dialects.
+"""Byte-pair encoding (BPE) of plain text, without special tokens, in two variants.
 
 Both start from single characters and join neighbours, the best pair first, until no pair is left to join; they differ
-in what a character is, in what "best" means, and in how they represent characters that are not tokens.
+in what a character is, in which pair is best, and in the tokens for characters that are not in the vocabulary.
 
-- Byte-level BPE (GPT-2, Llama 3, Qwen): words, cut by regular expressions, of bytes written as printable characters;
-  the file lists the merges in order.
-- SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge makes the piece of highest score; bytes for
-  characters that are not tokens.
+- Byte-level BPE (GPT-2, Llama 3, Qwen): regular expressions split the text into words; a character is a byte, written
+  as a printable character; the file lists the merges in order.
+- SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge makes the piece of highest score; a
+  character without a token becomes byte tokens.
 
-Of `tokenizers` only the regular expressions are used. Its BPE model gives every merge a rank of its own, so it cannot
-take the leftmost of merges with equal scores, as SentencePiece does; and building it takes 250 ms for Llama 3's 128k
-tokens and 280k merges, where the dictionaries here take 60.
+Only the regular expressions of the tokenizers library are used. Its BPE model cannot choose the leftmost of merges with
+equal scores, as SentencePiece does, because it gives every merge a rank of its own; and building it takes 250 ms for
+Llama 3's 128k tokens and 280k merges, building the dictionaries here 60 ms.
 """
 
 import re
@@ -30,8 +30,8 @@ _CHARACTER_OF_BYTE |= {byte: 256 + n for n, byte in enumerate(sorted(set(range(2
 _BYTE_OF_CHARACTER = {chr(character): byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
 WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_long`
-_REMEMBERED_WORDS = 100_000
-_REMEMBERED_LENGTH = 64  # characters: longer words hardly come twice
+_CACHED_WORDS = 100_000
+_CACHED_LENGTH = 64  # characters: longer words seldom occur twice
 
 
 def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
@@ -40,7 +40,10 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
     The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
     """
     count = len(symbols)
-    before, after = list(range(-1, count - 1)), list(range(1, count + 1))  # neighbours; a pair lives on at its left
+    before, after = (
+        list(range(-1, count - 1)),
+        list(range(1, count + 1)),
+    )  # neighbours; a merged pair keeps its left index
 
     def candidate(left: int, right: int) -> tuple[float, int, int, int] | None:
         if left < 0 or right >= count or (rank := ranks.get(symbols[left] + joint + symbols[right])) is None:
@@ -67,9 +70,9 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
 def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     """Apply `merge` to a text's characters, WINDOW of them at a time.
 
-    The symbols in the last MARGIN characters of a window are found again in the next one, which begins where a symbol
-    begins: far from its ends, a merge does not depend on them. If a megabyte is one letter all windows are the same, so
-    the answer is cached.
+    The symbols in the last MARGIN characters of a window are dropped, and the next window begins where the kept ones
+    end: merges far from a window's end do not depend on it. Results are cached by window, because all windows of a
+    megabyte of one letter are the same.
     """
     merged: list[str] = []
     cached: dict[str, tuple[list[str], int]] = {}
@@ -85,14 +88,14 @@ def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
 
 
 def _far_from_end(symbols: list[str]) -> tuple[list[str], int]:
-    """Return the symbols of a window to keep, at least one, and how many characters they have."""
+    """Return the symbols of a window to keep, at least one, and their number of characters."""
     ends = list(accumulate(map(len, symbols)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
     return symbols[:count], ends[count - 1]
 
 
 class Subwords:
-    """The base of tokenizers; a dialect says how text is cut into words and a word into tokens."""
+    """Base class of tokenizers: a subclass splits texts into words, and words into tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -119,8 +122,8 @@ class Subwords:
 
     def _encode_word(self, word: str) -> list[int]:
         tokens = self._tokens(word)
-        if len(word) <= _REMEMBERED_LENGTH:
-            if len(self._words) >= _REMEMBERED_WORDS:
+        if len(word) <= _CACHED_LENGTH:
+            if len(self._words) >= _CACHED_WORDS:
                 self._words.clear()
             self._words[word] = tokens
         return tokens
@@ -156,14 +159,14 @@ class ByteLevel(Subwords):
         for symbol in merge_long(characters, self.vocabulary.ranks, " "):
             if (token := ids.get(symbol)) is not None:
                 tokens.append(token)
-            else:  # a merge that makes no token, or a byte that has none: what there is, as llama.cpp does
+            else:  # tokens of the single bytes, skipping those without one, as llama.cpp does
                 tokens += [ids[character] for character in symbol if character in ids]
         return tokens
 
     def _piece_bytes(self, piece: str) -> bytes:
         try:
             return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
-        except KeyError:  # a piece that is not written in byte-level characters stands for itself
+        except KeyError:  # a piece with other characters than the byte-level ones is plain text
             return piece.encode(errors="replace")
 
 
@@ -179,7 +182,7 @@ class SentencePiece(Subwords):
         self._boundary = word_boundary(vocabulary.pieces)
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Split into words that merge as the whole text would; Gemma 4 also separates newlines."""
+        """Split into words that are merged as in the whole text; Gemma 4 also separates newlines."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
         return (word for line in lines for word in self._boundary.split(line))
@@ -195,7 +198,7 @@ class SentencePiece(Subwords):
         return tokens
 
     def _byte_tokens(self, symbol: str) -> list[int]:
-        """Return a character's byte tokens, <0xE2> and the like, or else the unknown token."""
+        """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one of them is missing."""
         ids = self.vocabulary.ids
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
@@ -205,10 +208,10 @@ class SentencePiece(Subwords):
 
 
 def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
-    """Build a pattern for positions before "▁" where cutting changes no token.
+    """Build a pattern for positions before "▁" where splitting a text changes no token.
 
-    They follow characters that no piece has before a "▁". Most vocabularies have "▁" only at the start of pieces, so
-    that this cuts before every word. Merging short words one by one, and caching them, is what makes encoding fast.
+    No piece has the character before such a position in front of a "▁". Most vocabularies have "▁" only at the start of
+    pieces, so that the text is split before every word. Encoding is fast because short words are cached.
     """
     inside = "".join(sorted(set(re.findall("([^▁ ])▁", " ".join(pieces)))))
     return re.compile(f"(?<=[^▁{re.escape(inside)}])(?=▁)")

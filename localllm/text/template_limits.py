@@ -1,23 +1,23 @@
-"""Limits for untrusted templates: their run time, and the size of values they make.
+"""Limits for untrusted templates: CPU time, and the size of the values they make.
 
-They hold for every turn of a loop, item of a filter, call and operator, and look at sizes before something is made.
-localllm.text.sandbox asks for them; those of the operating system are in localllm.text.template_probe.
+sandbox.py calls these checks for every iteration of a loop, item of a filter, call and operator; sizes are checked
+before a value is made. The operating system's limits are in template_probe.py.
 """
 
 import re
 import sys
 import time
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from threading import local
 from typing import Any
 
 from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
-SECONDS = 2.0  # of the processor, for one rendering; released templates take milliseconds
+SECONDS = 2.0  # of CPU time for one rendering; released templates take milliseconds
 LENGTH = 8_000_000  # characters of a string
-MADE = 256_000_000  # bytes of all strings that are made on the way
-ITEMS = 200_000  # of a list, with all in it
+MADE = 256_000_000  # bytes of all strings that one rendering makes
+ITEMS = 200_000  # of a list, including those of nested lists
 BITS = 10_000  # of an integer
 WIDTH = 1000  # of a field in a format, of an indentation
 _METHODS = frozenset([
@@ -28,9 +28,9 @@ _METHODS = frozenset([
     *["isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "isnumeric", "isdecimal"],
     *["append", "extend", "insert", "pop", "update", "setdefault"],  # these fail: nothing can be changed
 ])  # fmt: skip
-# Filters that go through all items at once.
+# Filters that consume all items before they return.
 GATHERING = ("join", "list", "sort", "unique", "groupby", "min", "max", "sum", "reverse")
-_rendering = local()  # .deadline: when this thread's rendering has to be done; .made: bytes of texts so far
+_rendering = local()  # .deadline: CPU time at which this thread's rendering must end; .made: bytes of values so far
 
 
 class LimitError(Exception):
@@ -38,11 +38,12 @@ class LimitError(Exception):
 
 
 def begin() -> None:
+    """Reset this thread's limits, before a template is compiled or rendered."""
     _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
 
 
 def tick(made: int = 0) -> None:
-    """Count a turn of a loop, or `made` bytes of a new value."""
+    """Count an iteration of a loop, or `made` bytes of a new value. Raises LimitError."""
     _rendering.made += made
     if time.thread_time() > _rendering.deadline:
         raise LimitError(f"it ran for over {SECONDS:g} seconds")
@@ -50,18 +51,18 @@ def tick(made: int = 0) -> None:
         raise LimitError(f"it made texts of over {MADE} bytes")
 
 
-def bits(value: Any) -> int:
+def bits(value: object) -> int:
     """Return the bits of an integer; 0 for other values."""
     return value.bit_length() if isinstance(value, int) else 0
 
 
-def size(value: Any) -> float:
-    """Return the factor by which a value multiplies another's length."""
+def repetitions(value: object) -> float:
+    """Return the factor by which an operand of * can multiply the length of the other one."""
     return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
 
 
-def require_limited(value: Any) -> Any:
-    """Return the value if it is not too large; an iterator is counted."""
+def require_limited(value: object) -> object:
+    """Return the value if it is not too large; of an iterator, each item is counted later. Raises LimitError."""
     if isinstance(value, str):
         if len(value) > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
@@ -69,7 +70,7 @@ def require_limited(value: Any) -> Any:
     elif isinstance(value, list | tuple | dict):
         tick(8 * len(value))
         return require_light(value)
-    elif isinstance(value, KeysView | ValuesView | ItemsView):  # which would be written without a limit
+    elif isinstance(value, KeysView | ValuesView | ItemsView):  # whose str() has no limit
         return require_limited(list(value))
     elif isinstance(value, int) and value.bit_length() > BITS:
         raise LimitError(f"a number is over {BITS} bits long")
@@ -78,8 +79,8 @@ def require_limited(value: Any) -> Any:
     return value
 
 
-def count_items(items: Iterator[Any]) -> Iterator[Any]:
-    """Count each item that a filter yields, as a turn of a loop."""
+def count_items(items: Iterator[object]) -> Iterator[object]:
+    """Yield the items, and count each like an iteration of a loop."""
     for number, item in enumerate(items):
         if number > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
@@ -87,17 +88,17 @@ def count_items(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def to_sequence(items: Any) -> Any:
-    """Convert an iterable to a sequence, so that its size can be checked."""
+def to_sequence(items: Any) -> Sequence[object] | dict[object, object]:
+    """Convert an iterable to a list, unless it has a length that can be checked."""
     return items if isinstance(items, str | list | tuple | dict) else list(count_items(iter(items)))
 
 
-def require_light(value: Any, written: bool = False) -> Any:
-    """Return the value if it does not have too many parts, shared ones counted each time.
+def require_light(value: object, written: bool = False) -> object:
+    """Return a container if it has few enough items, nested ones included; shared items count each time.
 
-    written: it is going to be a text, in which its own texts may not be too long together.
+    written: whether it will be converted to a text, so that the strings in it may not be too long in total.
     """
-    parts, length, rest = 0, 0, [value]
+    parts, length, rest = 0, 0, list[Any]([value])
     while rest:
         container = rest.pop()
         if isinstance(container, LoopContext):
@@ -116,8 +117,8 @@ def require_light(value: Any, written: bool = False) -> Any:
     return value
 
 
-def as_text(value: Any) -> str:
-    """Convert to str if the value is not too large for that."""
+def as_text(value: object) -> str:
+    """Convert a value to str. Raises LimitError if it is too large."""
     return (
         value
         if isinstance(value, str)
@@ -125,8 +126,8 @@ def as_text(value: Any) -> str:
     )
 
 
-def check_parts(values: tuple[Any, ...]) -> None:
-    """Check numbers, texts and lists that a format or a filter puts into a text."""
+def check_parts(values: tuple[object, ...]) -> None:
+    """Check values that a format or a filter converts to text."""
     for value in values:
         if isinstance(value, int) and value.bit_length() > BITS:
             raise LimitError(f"a number is over {BITS} bits long")
@@ -134,20 +135,16 @@ def check_parts(values: tuple[Any, ...]) -> None:
             require_light(value, written=True)
 
 
-def check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Check a method call of a text or list: its result's length, and that the method is allowed."""
+def check_method(owner: object, name: str, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+    """Check a method call on a string, number or container: is it allowed, and how long is its result?"""
     if name not in _METHODS:
         raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
     if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
         raise LimitError(f"a width is over {WIDTH}")
-    if (
-        isinstance(owner, str)
-        and name == "replace"
-        and len(arguments) > 1
-        and all(isinstance(argument, str) for argument in arguments[:2])
-    ):
+    if isinstance(owner, str) and name == "replace" and len(arguments) > 1:
         old, new = arguments[:2]
-        if len(owner) + owner.count(old) * (len(new) - len(old)) > LENGTH:
+        growth = owner.count(old) * (len(new) - len(old)) if isinstance(old, str) and isinstance(new, str) else 0
+        if len(owner) + growth > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
     if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > ITEMS:
         separators = [argument for argument in (*arguments, *named.values()) if isinstance(argument, str) and argument]
@@ -157,8 +154,8 @@ def check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[
         check_join(owner, arguments[0])
 
 
-def check_join(separator: str, items: Any) -> None:
-    """Check the length of joined texts."""
+def check_join(separator: str, items: object) -> None:
+    """Check the length of `separator.join(items)`."""
     if isinstance(items, list | tuple | dict | str):
         texts = items.values() if isinstance(items, dict) else items
         length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
@@ -167,10 +164,9 @@ def check_join(separator: str, items: Any) -> None:
 
 
 def check_layout(layout: str) -> None:
-    """Check that a format's widths, such as %9d or {:9}, are sensible and constant.
+    """Check that a format's widths, such as %9d or {:9}, are small and constant (%*d and {:{}} are not).
 
-    %*d and {:{}} take them from elsewhere. A field must be a whole argument, not a part of one such as {0.name} or
-    {0[1]}, which would escape the limits.
+    Fields like {0.name} or {0[1]} are refused: they would read values that no check has seen.
     """
     if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
         raise LimitError(f"a width is over {WIDTH - 1}")
@@ -178,8 +174,8 @@ def check_layout(layout: str) -> None:
         raise LimitError("parts of values in a format are not supported in templates")
 
 
-def check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-    """Check the length of a filter's result."""
+def check_filtered(name: str, text: str, arguments: tuple[object, ...], others: tuple[Any, ...]) -> None:
+    """Check the length of a filter's result; others: all its arguments but the text, also those given by name."""
     if name == "replace" and len(arguments) > 1:
         check_method(text, "replace", tuple(map(str, arguments)), {})
     width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
@@ -189,16 +185,16 @@ def check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tup
         raise LimitError(f"a value has over {ITEMS} parts")
 
 
-def check_filled(layout: str, values: tuple[Any, ...]) -> None:
-    """Check the length of a format if each field were as long as the longest value."""
+def check_filled(layout: str, values: tuple[object, ...]) -> None:
+    """Check the length of a filled format; every field counts as long as the longest value."""
     check_parts(values)
     longest = max(map(written_length, values), default=0)
     if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
         raise LimitError(f"a value is over {LENGTH} long")
 
 
-def written_length(value: Any) -> int:
-    """Estimate how many characters a value has as a text; it must not have too many parts."""
+def written_length(value: object) -> int:
+    """Estimate how many characters a value has as a text, after require_light has checked it."""
     if isinstance(value, dict):
         return written_length((*value, *value.values()))
     if isinstance(value, list | tuple):
@@ -206,8 +202,8 @@ def written_length(value: Any) -> int:
     return len(value) if isinstance(value, str) else BITS // 3 if isinstance(value, int) else 20
 
 
-def check_indented(value: Any, indent: int) -> None:
-    """Check the length of indented JSON: each part has a line, indented by its depth."""
+def check_indented(value: object, indent: int) -> None:
+    """Check the length of indented JSON, where each item has a line indented by its depth."""
     length, depth, layer = 0, 0, [value]
     while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
         depth += 1

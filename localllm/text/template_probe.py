@@ -1,8 +1,8 @@
-"""A template's first rendering, in a process of its own that the operating system limits.
+"""Render an unknown template once in a separate process, under limits of the operating system.
 
-The sandbox counts what a template makes, but Jinja, Python's compiler and the methods of texts are not ours: where a
-stranger's template finds a way around, it ends here, before it can harm the program. A template that passes is cached
-by its hash and never probed again, so that later starts lose nothing.
+The sandbox limits what a template makes, but not Jinja, Python's compiler and the methods of strings. A template that
+gets around the sandbox is stopped here, before it can harm the program. The hash of a template that passes is cached,
+so that it is probed only once.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from localllm.system.processes import can_fork, fork, limit_process, run_limited
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.template_limits import LimitError
 
-SECONDS, BYTES = 2, 256 << 20  # of the processor, and of memory beyond what the program has
-PATIENCE = 20.0  # seconds of the clock, on a computer that is busy with other things
-PROGRAM = 128 << 20  # bytes of a Python that renders, where it is not forked
+SECONDS, BYTES = 2, 256 << 20  # limits: CPU time, and memory beyond that of the program
+PATIENCE = 20.0  # limit of elapsed seconds, long enough for a busy computer
+PROGRAM = 128 << 20  # bytes of a new Python process that renders, where fork is not available
 TOO_MUCH = f"it takes over {BYTES >> 20} MB"
-NO_MEMORY = "no memory"  # what the process says where the template is not to blame
+NO_MEMORY = "no memory"  # message of the process if memory cannot be limited: the template is not to blame
 _SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
 _ANSWER = {"role": "assistant", "content": "Hi"}
 CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _ANSWER] * 6 + [_USER])
@@ -33,8 +33,8 @@ CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _AN
 def require_safe_template(source: str) -> None:
     """Raise ModelError for a template that takes too much time or memory.
 
-    One that only fails passes: it reports that itself. Raises MemoryError where this program itself may not take what a
-    template may.
+    A template that fails otherwise passes: rendering it reports that. Raises MemoryError if this program cannot get the
+    memory that a template is allowed.
     """
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
     if is_known("template", mark):
@@ -45,7 +45,7 @@ def require_safe_template(source: str) -> None:
 
 
 def probe_template(source: str) -> str | None:
-    """Return the problem of a template; None if it keeps to the limits.
+    """Return what is wrong with a template; None if it keeps to the limits.
 
     Raises MemoryError, see require_safe_template.
     """
@@ -65,7 +65,7 @@ def probe_template(source: str) -> str | None:
 
 
 def _read_outcome(reader: int, child: int) -> str | None:
-    """Read the child's message, or derive it from how it ended."""
+    """Read the child's message and end the child; return the problem, see probe_template."""
     outcome, status = b"", None
     deadline = time.monotonic() + PATIENCE
     try:
@@ -80,7 +80,7 @@ def _read_outcome(reader: int, child: int) -> str | None:
 
 
 def _explain_outcome(outcome: bytes, was_ended: bool) -> str | None:
-    """Derive the problem from the child's message and whether the system ended it."""
+    """Return the problem, from the child's message and whether a limit ended it."""
     if outcome.startswith(b"ok"):
         return None
     if outcome == NO_MEMORY.encode():
@@ -103,7 +103,10 @@ def _run_probe(source: str, writer: int) -> NoReturn:
 
 
 def _render_probe(source: str, limit: Callable[[], str]) -> str:
-    """Compile and render; return "ok", or what is wrong; `limit` returns the message for lack of memory."""
+    """Compile and render a template; return "ok" or the problem.
+
+    limit: sets the limits, and returns the message for a MemoryError.
+    """
     too_much = NO_MEMORY
     try:
         too_much = limit()
@@ -115,7 +118,7 @@ def _render_probe(source: str, limit: Callable[[], str]) -> str:
     except MemoryError:
         return too_much
     except Exception:
-        pass  # an error of its own, which the program will find too
+        pass  # an error of the template itself, which the program will report
     return "ok"
 
 

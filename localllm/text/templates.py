@@ -1,6 +1,6 @@
 """Chat templates: from a conversation to the text that a model was trained to continue.
 
-The Jinja templates in files are written for Hugging Face's `apply_chat_template` and find here what they find there:
+The Jinja templates in files are written for Hugging Face's `apply_chat_template`, and get the same variables here:
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
@@ -40,7 +40,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        """Compile a template. Raises ModelError, with the line, if it is invalid or takes too much."""
+        """Compile a template. Raises ModelError, with the line, if it is invalid or exceeds the limits."""
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
@@ -57,11 +57,12 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
-        """Return the chosen template: a name in the file, or see chosen_template; by default the file's.
+        """Return the template of a choice, or the file's default template without one.
 
-        That is the one for tools if there is no other. For a file without any it is ChatML, as in llama.cpp, if the
-        vocabulary has ChatML's tokens; otherwise "plain", names in front of each text: base models have read many such
-        conversations. Both with a warning.
+        choice: the name of one of the file's templates, or see choose_template.
+        A file with only a template for tools gives that one. A file without any gets ChatML, as in llama.cpp, if the
+        vocabulary has ChatML's tokens, otherwise "plain" ("User: ...", of which base models have read much); both set
+        `warning`.
         """
         named = tokenizer.chat_templates
         source = tokenizer.chat_template or named.get("tool_use")
@@ -79,12 +80,13 @@ class ChatTemplate:
             template.warning = f"the file has no chat template: messages are written as in {builtin!r}"
         return template
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Render a conversation; add_generation_prompt: up to where the assistant's message begins.
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: object) -> str:
+        """Render a conversation.
 
-        `variables` are the template's own, such as enable_thinking. A conversation that the template refuses, or of
-        which it drops a system message, is rearranged in the ways of message_order, as far as needed. Raises ModelError
-        with the template's line and reason.
+        add_generation_prompt: end with the text that begins the assistant's message.
+        variables: of the template, such as enable_thinking.
+        If the template refuses the conversation, or drops a system message, the arrangements of message_order are tried
+        in turn. Raises ModelError with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         refusal = None
@@ -100,27 +102,27 @@ class ChatTemplate:
         raise ModelError(f"the chat template refuses the conversation{_place(refusal)}: {_reason(refusal)}") from None
 
     def keeps_system(self, at_head: int, later: str) -> bool:
-        """Return whether the template renders all system messages at such positions.
+        """Return whether the template renders all system messages at the given positions; cached.
 
-        It is tried once, with marked texts, see message_order. at_head: how many there are in front of the first other
-        message; later: where there is another one, "" for nowhere.
+        at_head: number of system messages before all others.
+        later: position of another one, BETWEEN, LAST, ... of message_order; "" for none.
         """
         if (at_head, later) not in self._kept_systems:
             probe, marks = system_probe(at_head, later)
             try:
                 text = self._render(probe, {"add_generation_prompt": True})
                 self._kept_systems[at_head, later] = all(mark in text for mark in marks)
-            except (RefusalError, ModelError):  # not that of a system message that it dropped
+            except (RefusalError, ModelError):  # of the probe itself
                 self._kept_systems[at_head, later] = later == ANSWERED
         return self._kept_systems[at_head, later]
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Return whether contents must be lists of parts: some templates of vision models (SmolVLM) drop plain text."""
+        """Whether contents must be lists of parts: some templates of vision models (SmolVLM) drop plain strings."""
         if "type" not in self.source:
             return False
 
-        def shows(content: Any) -> bool:
+        def shows(content: object) -> bool:
             try:
                 probe = [{"role": "user", "content": content}]
                 return "xyzzy" in self._render_messages(probe, {"add_generation_prompt": True})
@@ -131,38 +133,38 @@ class ChatTemplate:
 
     @cached_property
     def _knows_functions(self) -> bool:
-        """Return whether tools are a text named `functions`, as in Firefunction."""
+        """Whether the template reads tools from a JSON text named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
-    def _own_variables(self, tools: Sequence[Any]) -> dict[str, str]:
-        """Return the variables of templates that have another name for tools, and the date.
+    def _function_variables(self, tools: Any) -> dict[str, str]:
+        """Return the variables `functions` and `datetime` of such a template.
 
-        A time would change each prompt.
+        The date has no time, which would change every prompt.
         """
         if not self._knows_functions:
             return {}
         functions = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
         return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
 
-    def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+    def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once. Raises ModelError and, for the caller to decide, RefusalError."""
         return self._render_messages(
             [_to_parts(message) for message in messages] if self._wants_parts else messages, variables
         )
 
-    def _render_messages(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+    def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once, with contents in the form that the template expects."""
-        rendered_messages = {
+        context = {
             **self._tokens,
-            **self._own_variables(variables.get("tools") or ()),
+            **self._function_variables(variables.get("tools") or ()),
             **variables,
             "messages": [_to_hugging_face(message) for message in messages],
         }
         try:
             try:
-                return render_template(self._template, {"tools": None, "documents": None, **rendered_messages})
-            except TypeError:  # templates for tools, which loop over none: they work where there is no variable at all
-                return render_template(self._template, rendered_messages)
+                return render_template(self._template, {"tools": None, "documents": None, **context})
+            except TypeError:  # a template that loops over `tools` fails for None, but not for an undefined variable
+                return render_template(self._template, context)
         except (RefusalError, MemoryError):
             raise
         except LimitError as error:
@@ -180,8 +182,8 @@ def _to_parts(message: Message) -> Message:
 def _to_hugging_face(message: Message) -> Message:
     """Copy a message as Hugging Face passes it to templates.
 
-    An answer's reasoning has all the names that they know it by, and what is None is missing, such as the content of a
-    message that only calls tools.
+    Fields that are None are left out, such as the content of a message with only tool calls. Reasoning is given under
+    both names that templates use, thinking and reasoning_content.
     """
     fields = {name: value for name, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in ("reasoning_content", "thinking", "reasoning") if name in fields), None)
@@ -189,7 +191,7 @@ def _to_hugging_face(message: Message) -> Message:
 
 
 def _place(error: Exception) -> str:
-    """Return the template line of an error, if Jinja reports it."""
+    """Return " in line N" of the template where an error occurred; "" if Jinja does not report it."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]

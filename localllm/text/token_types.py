@@ -9,9 +9,9 @@ from localllm.files.oddities import Oddities
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 PREFIX, ID = "tokenizer.ggml.", "_token_id"
-NO_ID = -1, 0xFFFFFFFF  # as some files write that there is none
-Twins = Mapping[str, Sequence[int]]  # the tokens of a text that more than one have
-# The first kind that one of them has: text is written by what was trained for text.
+NO_ID = -1, 0xFFFFFFFF  # values by which some files say that there is no such token
+Twins = Mapping[str, Sequence[int]]  # texts that several tokens have, with these tokens
+# Of several tokens with one text, encoding uses the type of lowest order: models are trained to write text with these.
 ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 
 
@@ -24,7 +24,7 @@ def tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
 
 
 def special_id(keys: Checked, name: str, count: int) -> int | None:
-    """Read the id of a special token; None without one, or for an invalid one, which is noted."""
+    """Read the id of a special token; None if it is missing or invalid. An invalid one is noted in `oddities`."""
     token = keys.raw(name + ID)
     if token is None or (is_whole(token) and token in NO_ID):
         return None
@@ -35,13 +35,13 @@ def special_id(keys: Checked, name: str, count: int) -> int | None:
 
 
 def has_invalid_id(keys: Checked, name: str, count: int) -> bool:
-    """Return whether the file gives an id that no token has, which is ignored."""
+    """Return whether the file's id of a special token is beyond the vocabulary; it is ignored then."""
     token = keys.raw(name + ID)
     return is_whole(token) and token >= count and token not in NO_ID
 
 
 def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities) -> tuple[dict[str, int], Twins]:
-    """Map each text to its first token of the plainest type; list all tokens of shared texts."""
+    """Map each text to one token, the first in ORDER, and each text that several tokens have to all of them."""
     all_tokens: dict[str, list[int]] = {}
     for token, piece in enumerate(pieces):
         all_tokens.setdefault(piece, []).append(token)
@@ -54,5 +54,5 @@ def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities
 
 
 def all_tokens(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
-    """List all tokens of a text; mostly one or none."""
+    """List all tokens that have this text, usually one or none."""
     return twins.get(text) or ([ids[text]] if text in ids else [])

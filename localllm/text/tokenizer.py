@@ -1,6 +1,6 @@
 """The tokenizer of a GGUF file: encoding with special tokens and BOS, decoding, and streaming.
 
-The ids are those that llama.cpp gives, whose vocabularies with test vectors are part of our tests.
+Token ids are the same as llama.cpp's: the tests use its vocabularies and test vectors.
 """
 
 import codecs
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -27,7 +27,7 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.text.infill_tokens import InfillTokens
 
-MOST_UTF8 = 4  # bytes of a character, such as an unknown one, which is a token
+MOST_UTF8 = 4  # most bytes of a character, which a single token (an unknown one) can stand for
 
 
 class Tokenizer:
@@ -35,18 +35,18 @@ class Tokenizer:
 
     Attributes:
         pieces: the text of every token as the file has it.
-        bos_id, eos_id: begin and end of text, None if the vocabulary has none.
-        end_ids: every token that ends an answer.  control_ids: those without text.
-        mark_ids: those of which no text is made: control ones, and what marks the parts of gpt-oss's answers.
-        adds_bos, adds_eos: the tokens that the file adds around a text.
-        chat_template: the file's Jinja template, or None.  chat_templates: those that have names, as "tool_use".
-        marks_pairs: whether token types tell the second of two texts, and one token stands between.
-        end_texts: texts that end an answer to a conversation where the template writes them, and are no tokens.
-        warnings: lines for the user, including those of the file.
+        bos_id, eos_id: tokens of the begin and end of a text, None if the vocabulary has none.
+        end_ids: tokens that end an answer.  control_ids: tokens without text.
+        mark_ids: control_ids, and the tokens that separate the parts of gpt-oss's answers.
+        adds_bos, adds_eos: whether the file asks for a BOS token before, and an EOS token after, each text.
+        chat_template: the file's Jinja template, or None.  chat_templates: its named ones, such as "tool_use".
+        marks_pairs: whether the model (BERT) reads two texts with one separator token, and token types 0 and 1.
+        end_texts: strings that end an answer if the chat template contains them; no token has these texts.
+        warnings: lines for the user, including those about the file.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> None:
-        """Build the tokenizer; oddities: receives what is odd but clear.
+    def __init__(self, metadata: Mapping[str, object], oddities: Oddities | None = None) -> None:
+        """Build the tokenizer; oddities: collects harmless irregularities of the file.
 
         Raises ModelError for a vocabulary that is missing, inconsistent or not supported.
         """
@@ -60,7 +60,7 @@ class Tokenizer:
         self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
         self.chat_templates = _named_templates(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
-        # A unigram model puts it there itself, after normalizing the text.
+        # A unigram model adds the leading space itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
@@ -87,7 +87,7 @@ class Tokenizer:
             return cls(file.metadata, file.oddities)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Self:
+    def from_metadata(cls, metadata: Mapping[str, object], oddities: Oddities | None = None) -> Self:
         """Build the tokenizer that a GGUF file's metadata describes."""
         return cls(metadata, oddities)
 
@@ -96,7 +96,7 @@ class Tokenizer:
 
         With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
         With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
-        `eos`, an EOS token comes last if the file asks for one; after it, a model would begin something new.
+        `eos`, an EOS token comes last if the file asks for one; do not use it for prompts that the model continues.
         """
         require_text("text", text)
         fragments = self._special if special else self._special_in_plain
@@ -108,8 +108,8 @@ class Tokenizer:
     def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
         """Encode the output of Markers.render, with a BOS token if the file asks for one.
 
-        Control tokens are those that no BREAK hides. images: the ids of each, which replace its mark in the text.
-        Raises UsageError if there are more or fewer marks.
+        A control token's text with a BREAK in it is plain text. images: the token ids of each image, which replace the
+        IMAGE characters in order. Raises UsageError if their numbers differ.
         """
         pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
         if len(pieces) != len(images) + 1:
@@ -129,7 +129,7 @@ class Tokenizer:
                 yield fragment
 
     def encode_inside(self, text: str) -> list[int]:
-        """Encode plain text from the middle of another: nothing is put in front of it."""
+        """Encode plain text from the middle of a longer one: without BOS token and leading space."""
         return self._subwords.encode(text)
 
     def fragments(self, text: str) -> list[str | int]:
@@ -137,7 +137,7 @@ class Tokenizer:
         return self._special.cut(text)
 
     def special_id(self, text: str) -> int | None:
-        """Return the control or other special token that has just this text; None if there is none."""
+        """Return the control or other special token with exactly this text, or None."""
         return self._special_ids.get(text)
 
     @cached_property
@@ -157,12 +157,12 @@ class Tokenizer:
 
     @cached_property
     def _special_in_plain(self) -> SpecialTokens:
-        """The tokens that are special in plain text too."""
+        """The user-defined tokens, which are recognized in plain text, too."""
         return self._special_tokens(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
 
     @cached_property
     def _breakable(self) -> SpecialTokens:
-        """The tokens without control tokens of a single character, which no BREAK can hide."""
+        """All special tokens, except control tokens of one character, into which no BREAK fits."""
         single = {piece for piece in self._control_pieces if len(piece) == 1}
         return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
 
@@ -170,7 +170,7 @@ class Tokenizer:
         return SpecialTokens(self._first_of_texts(tokens), self._strips_before, self._strips_after)
 
     def _first_of_texts(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
-        """Yield texts and their tokens; the first of several with the same text."""
+        """Yield pairs of a text and its token, the first of several with the same text."""
         first: dict[str, int] = {}
         for token in tokens:
             first.setdefault(self.pieces[token], token)
@@ -187,11 +187,11 @@ class Tokenizer:
         return "".join([stream.push(token) for token in token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
-        """Make a decoder for single tokens; `continued` if they continue an earlier text."""
+        """Make a decoder that gets tokens one by one; `continued`: they continue an earlier text."""
         return StreamDecoder(self, special, strips_space=self._strips_space and not continued)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
-        """Return a token's bytes, perhaps a part of a character. Raises UsageError for an unknown id."""
+        """Return a token's bytes, which may be a part of a character. Raises UsageError for an unknown id."""
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
@@ -199,15 +199,15 @@ class Tokenizer:
     def most_bytes(self, tokens: int) -> int:
         """Return the most bytes of UTF-8 that `tokens` tokens can decode to.
 
-        sys.maxsize where a token may decode to any number: where normalizing, or special tokens, strip white space.
+        sys.maxsize if encoding strips white space (by normalization or special tokens): there is no bound then.
         """
         longest = max(self._longest_piece, MOST_UTF8)
         return sys.maxsize if self._swallows else tokens * longest * (GROWTH if self._composes else 1)
 
     @cached_property
     def _longest_piece(self) -> int:
-        """Return the most bytes of a token; found once, because going over 150,000 tokens takes long."""
-        return max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
+        """The bytes of the longest token; cached, because reading 150,000 tokens takes long."""
+        return max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more bytes than its space
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
         tokens: list[int] = []
@@ -261,15 +261,15 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
 
 class StreamDecoder:
-    """A decoder for streamed tokens; what `push` and `flush` return, joined, is what `decode` returns.
+    """A decoder for streamed tokens: the results of `push` and `flush`, joined, are that of Tokenizer.decode.
 
-    A character's first bytes wait for its last; invalid bytes become U+FFFD.
+    The bytes of an incomplete character are kept until it is complete; invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool, strips_space: bool) -> None:
         self._tokenizer = tokenizer
         self._special = special
-        self._strips_space = strips_space  # SentencePiece put a space before the text, which its first token still has
+        self._strips_space = strips_space  # the first token contains the space that SentencePiece adds
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:

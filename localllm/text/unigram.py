@@ -12,7 +12,7 @@ from localllm.text.subwords import Subwords, word_boundary
 from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary
 
-_PENALTY = 10.0  # how much less than the worst piece a character scores that is none
+_PENALTY = 10.0  # the score of a character that is no piece is the lowest score of a piece minus this
 
 
 class Unigram(Subwords):
@@ -27,24 +27,22 @@ class Unigram(Subwords):
         self._scores = scores
         normal = [score for piece, score in scores.items() if kinds[vocabulary.ids[piece]] == NORMAL]
         self._unknown_score = min(normal, default=0.0) - _PENALTY
-        lengths: dict[str, set[int]] = {}
+        lengths: dict[str, set[int]] = {}  # of pieces, by their first character
         for piece in scores:
             lengths.setdefault(piece[0], set()).add(len(piece))
-        self._lengths = {
-            first: sorted(by_length) for first, by_length in lengths.items()
-        }  # of pieces, by their first character
+        self._lengths = {first: sorted(by_length) for first, by_length in lengths.items()}
         self._boundary = word_boundary(list(scores))
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens; adjacent unknown characters are one unknown token."""
+        """Encode a text without special tokens; adjacent unknown characters become one unknown token."""
         tokens = super().encode(text)
         if not self._unknown or self._unknown[0] not in tokens:
             return tokens
         return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Split into words whose best segmentations are that of the text; "▁" for a space."""
+        """Split into words whose best segmentations, joined, are that of the whole text; "▁" for a space."""
         text = self._normalized(text)
         if self.vocabulary.merges_spaces:
             text = "".join("▁" + word for word in text.split(" ") if word)
@@ -64,7 +62,7 @@ class Unigram(Subwords):
         return tokens[::-1]
 
     def _best_starts(self, word: str) -> list[int]:
-        """Find where the last piece of the best segmentation of each prefix begins: Viterbi's algorithm."""
+        """Return the start of the last piece of each prefix's best segmentation, by Viterbi's algorithm."""
         count, scores, lengths = len(word), self._scores, self._lengths
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
         for start in range(count):

@@ -6,7 +6,6 @@ hold, except that a byte-level vocabulary without a BOS or EOS id has none (llam
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -51,13 +50,13 @@ _DEFAULTS: dict[str, dict[str, int]] = {
 }
 _SCORED = ("llama", "t5", "plamo2")  # the models whose pieces have scores
 _WITHOUT_WORDS = (*_SCORED, "rwkv", "bert")  # which need no pre-tokenizer
-_NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # as files spell it
+_NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # names of ids in keys; the misspelling is GGUF's
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
           "normalizer.strip_accents")  # fmt: skip
-# The bytes that every byte-level vocabulary has, as it writes them; of others, some lack those that no text has.
+# The bytes that every byte-level vocabulary has, as characters; some vocabularies lack bytes that occur in no UTF-8.
 _USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a kind of vocabulary, or a pre-tokenizer
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a tokenizer model or a pre-tokenizer
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -65,14 +64,12 @@ _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 class Vocabulary:
     """A file's tokens. Ids are positions in `pieces`."""
 
-    model: (
-        str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
-    )
-    pretokenizer: PreTokenizer | None  # None for those that have no words
+    model: str  # "gpt2": byte-level BPE, "llama": SentencePiece BPE, "t5": unigram, "gemma4": BPE with "▁", ...
+    pretokenizer: PreTokenizer | None  # None for models without one
     pieces: Sequence[str]
-    ids: Mapping[str, int]  # of the tokens that plain text can become: no control tokens
+    ids: Mapping[str, int]  # by text, of the tokens that encoding plain text can give: no control tokens
     types: bytearray
-    ranks: Mapping[str, float]  # the order of merging, lowest first: by "left right" of a merge, or -score by the piece
+    ranks: Mapping[str, float]  # of merges, lowest first, by "left right"; for models with scores -score, by piece
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -80,19 +77,19 @@ class Vocabulary:
     adds_bos: bool
     adds_eos: bool
     adds_space: bool  # SentencePiece puts a space before a text
-    merges_spaces: bool  # and makes one out of several, in unigram models
-    charsmap: bytes  # its normalization there: see charsmap.py
-    lowers: bool  # letters become small, in WordPiece
-    strips_accents: bool  # and accents go
-    strips_before: frozenset[int]  # special tokens that swallow the white space in front of them
-    strips_after: frozenset[int]  # special tokens that swallow the white space behind them
+    merges_spaces: bool  # unigram: several spaces become one
+    charsmap: bytes  # unigram: normalization map, see precompiled_charsmap.py
+    lowers: bool  # WordPiece: letters become lower case
+    strips_accents: bool  # WordPiece
+    strips_before: frozenset[int]  # special tokens that strip the white space before them
+    strips_after: frozenset[int]  # special tokens that strip the white space after them
     warning: str | None  # one line for the user, or None
 
 
-def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Vocabulary:
+def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = None) -> Vocabulary:
     """Read the vocabulary. Raises ModelError if it is missing, inconsistent or not supported.
 
-    oddities: receives what is odd but clear.
+    oddities: collects harmless irregularities of the file.
     """
     keys = Checked(metadata, PREFIX, oddities=oddities)
     model = _model(keys)
@@ -159,7 +156,7 @@ def _cached_strings(keys: Checked, name: str) -> MappedStrings | None:
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
-def _cache_strings(metadata: Mapping[str, Any], cached: MappedStrings | None, twins: Twins, *names: str) -> None:
+def _cache_strings(metadata: Mapping[str, object], cached: MappedStrings | None, twins: Twins, *names: str) -> None:
     """Cache arrays of strings, unless they are cached already or must be checked every time."""
     if isinstance(metadata, Metadata) and not cached and not twins:
         metadata.keep(*(PREFIX + name for name in names))
@@ -188,7 +185,7 @@ def _pieces(keys: Checked) -> list[str]:
 def _ids(
     keys: Checked, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
 ) -> tuple[dict[str, int] | StringIndex, Twins]:
-    """Map texts to tokens, and list the texts of several tokens; none of these for a cached vocabulary."""
+    """Map texts to tokens, and list texts that several tokens have; a cached vocabulary has none of these."""
     if cached:
         return StringIndex(cached), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
@@ -203,7 +200,7 @@ def _types(keys: Checked, count: int) -> bytearray:
     if not (types.min() >= UNDEFINED and types.max() <= BYTE):
         token = int(((types < UNDEFINED) | (types > BYTE)).argmax())
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
-    if undefined := int((types == UNDEFINED).sum()):  # llama.cpp makes no text of them either
+    if undefined := int((types == UNDEFINED).sum()):  # llama.cpp decodes them to no text either
         first = int((types == UNDEFINED).argmax())
         keys.oddities.note(f"{undefined} tokens have no type (0), token {first} first: taken as unused")
         types = np.where(types == UNDEFINED, UNUSED, types)
@@ -288,7 +285,7 @@ def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]
 def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
     """Return whether a BOS token comes first.
 
-    Gemma 4's files say no by mistake, and llama.cpp overrules them.
+    Gemma 4's files say no by mistake; like llama.cpp, this overrides them.
     """
     if pretokenizer is None:
         return _adds(keys, "bos", token, model in ("llama", "bert"))
@@ -296,7 +293,7 @@ def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTok
 
 
 def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
-    """Return whether the file asks for a BOS (or EOS) token."""
+    """Return whether the file asks for a BOS or EOS token, and has one."""
     flag = keys.flag(f"add_{name}_token", default)
     if flag and token is None and keys.has(key := f"add_{name}_token"):
         keys.oddities.note(f"{PREFIX}{key} is true, but there is no {name} token: none is added", PREFIX + key)
@@ -314,23 +311,23 @@ def _charsmap(keys: Checked) -> bytes:
 
 
 def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
-    """Rank each "left right" pair by its first position in the file; also whether all merges make tokens."""
+    """Rank each "left right" pair by its first position in the file; also return whether all merges make tokens."""
     merges = keys.strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
 
 
 def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bool:
-    """Return whether all merges are of two tokens and make one.
+    """Return whether all merges join two tokens to a token.
 
-    Checking 280k takes 0.1 s, so the result is cached. Raises ModelError for what is no merge. A merge of pieces that
-    are no tokens is odd: what it makes is written by the tokens of its characters, as llama.cpp does.
+    Checking 280k takes 0.1 s, so the result is cached. Others are noted in `oddities`: like llama.cpp, encoding writes
+    a merge's result with the tokens of its characters. Raises ModelError for an entry that is no merge.
     """
     data, is_cached = keys.metadata, ids.keys()
     mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
     if mark and is_known("merges", mark):
         return True
-    # Sets and joined strings, because to look at one merge after the other takes four times as long.
+    # Sets and joined strings: a loop over the merges takes four times as long.
     if merges and (
         not all([" " in merge for merge in merges])
         or " ".join(merges).count(" ") != 2 * len(merges) - 1
@@ -345,7 +342,7 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
 
 
 def note_odd_merges(keys: Checked, merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    """Note how many merges have, or make, pieces that are no tokens.
+    """Note in `oddities` how many merges join, or make, pieces that are no tokens.
 
     Raises ModelError for one that is not of two pieces.
     """

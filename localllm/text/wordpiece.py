@@ -1,4 +1,4 @@
-"""WordPiece (BERT, Devlin et al. 2018): the longest piece that a word begins with, until its end.
+"""WordPiece (BERT, Devlin et al. 2018): a word is split by taking the longest matching piece, from left to right.
 
 Texts are normalized first: control characters and accents are removed, letters become lower case; white space,
 punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be split into pieces
@@ -55,7 +55,9 @@ class WordPiece(Subwords):
     def _normalize(self, piece: str) -> str:
         if self._strips:
             piece = "".join(one for one in normalize("NFD", piece) if category(one) != "Mn")
-        return "".join([one.lower() for one in piece]) if self._lower else piece  # one by one: a last sigma is as any
+        return (
+            "".join([one.lower() for one in piece]) if self._lower else piece
+        )  # each alone: str.lower() writes a final sigma as ς
 
     def _pieces(self, word: str) -> list[int]:
         """Encode a normalized word."""
@@ -63,11 +65,11 @@ class WordPiece(Subwords):
             return self._unknown
         ids, tokens, rest = self.vocabulary.ids, list[int](), "▁" + word
         while rest:
-            found = next((end for end in range(len(rest), 0, -1) if rest[:end] in ids), 0)
-            if not found:
+            length = next((end for end in range(len(rest), 0, -1) if rest[:end] in ids), 0)
+            if not length:
                 return self._unknown
-            tokens.append(ids[rest[:found]])
-            rest = rest[found:]
+            tokens.append(ids[rest[:length]])
+            rest = rest[length:]
         return tokens
 
     def _piece_bytes(self, piece: str) -> bytes:

@@ -348,6 +348,6 @@ def test_the_tiny_model_reads_no_order_from_a_file(tmp_path: Path):
 def test_where_texts_are_broken(text: str, broken: str, shattered: str, found: list[str]):
     """Markers of several characters within, and wherever one may begin or end; words stay whole."""
     markers = Markers(["<|im_end|>", "x", "</s>", "[INST]"])
-    assert markers._broken(text).replace(BREAK, "#") == broken
-    assert markers._shatter(text).replace(BREAK, "#") == shattered
+    assert markers._break_markers(text).replace(BREAK, "#") == broken
+    assert markers._break_all_edges(text).replace(BREAK, "#") == shattered
     assert list(markers._occurrences(text)) == found

@@ -18,13 +18,13 @@ import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pretokenizer_sources import SOURCES
 from vocabularies import GIVEN
 
 from localllm.errors import ModelError, UsageError
 from localllm.text import pretokenize, subwords
 from localllm.text.plamo import Plamo, round_half_up
 from localllm.text.pretokenize import make_splitter
-from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.rwkv_vocab import unescape
 from localllm.text.special_tokens import SpecialTokens
@@ -551,8 +551,8 @@ def test_what_is_remembered_of_words_is_bounded(vocabulary, monkeypatch, name: s
     """Servers encode for weeks: no more words than that, no long ones, and the same tokens."""
     texts = [" ".join(vocabularies.PROSE.split()[start : start + 40]) for start in range(0, 200, 40)]
     expected = [vocabulary(name).encode(text) for text in texts]
-    monkeypatch.setattr(subwords, "_REMEMBERED_WORDS", 8)
-    monkeypatch.setattr(subwords, "_REMEMBERED_LENGTH", 6)
+    monkeypatch.setattr(subwords, "_CACHED_WORDS", 8)
+    monkeypatch.setattr(subwords, "_CACHED_LENGTH", 6)
     tokenizer = Tokenizer.from_metadata(vocabularies.metadata(name))
     for _ in range(2):
         assert [tokenizer.encode(text) for text in texts] == expected
