@@ -1,8 +1,7 @@
-"""Messages of Anthropic's interface, in blocks of many types, into messages for chat templates."""
+"""Parse messages of Anthropic's interface, which are blocks of many types, into messages for chat templates."""
 
 from collections.abc import Mapping, Sequence
 from json import dumps
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body, type_name
@@ -19,11 +18,11 @@ from localllm.server.text_files import decode_text
 from localllm.text.marker_escaping import Message
 
 THOUGHTS = ("thinking", "redacted_thinking")
-CALL, RESULT = "tool_use", "tool_result"  # how the types of calls and of their results end: server_tool_use is one
+CALL, RESULT = "tool_use", "tool_result"  # suffixes of types: server_tool_use is a call, too
 ROLES = ("user", "assistant", "system")
 
 
-def parse_messages(messages: Sequence[Any]) -> list[Message]:
+def parse_messages(messages: Sequence[object]) -> list[Message]:
     """Parse the messages. Raises UsageError."""
     if not messages:
         raise UsageError("messages should not be empty; send at least one message")
@@ -47,8 +46,8 @@ def parse_messages(messages: Sequence[Any]) -> list[Message]:
     return name_tool_results(parsed)
 
 
-def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
-    """Parse a user's blocks: tool results first, each as a message of its own."""
+def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[Message]:
+    """Parse a user's blocks: each tool result becomes a message, before that of the other blocks."""
     results = [block for block in blocks if block["type"].endswith(RESULT)]
     parsed = [parse_tool_result(block, name) for block in results]
     if (rest := [block for block in blocks if not block["type"].endswith(RESULT)]) or not results:
@@ -57,12 +56,12 @@ def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> lis
     return parsed
 
 
-def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Message]:
-    """Parse an assistant's blocks into a message with text, reasoning and tool calls.
+def parse_assistant_blocks(blocks: Sequence[Message], name: str) -> list[Message]:
+    """Parse an assistant's blocks into messages with text, reasoning and tool calls.
 
-    Results of tools that Anthropic's servers have run are among them: each ends a message, and is the next one.
+    Each result of a tool that Anthropic's servers have run ends the assistant's message and becomes a tool's message.
     """
-    parsed, part = list[Message](), list[dict[str, Any]]()
+    parsed, part = list[Message](), list[Message]()
     for block in blocks:
         if block["type"].endswith(RESULT):
             parsed += [assistant_message(part, name)] if part else []
@@ -73,7 +72,7 @@ def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Mess
     return [*parsed, assistant_message(part, name)] if part or not parsed else parsed
 
 
-def assistant_message(blocks: list[dict[str, Any]], name: str) -> Message:
+def assistant_message(blocks: Sequence[Message], name: str) -> Message:
     """Parse blocks without results into one message."""
     texts = [block for block in blocks if block["type"] not in THOUGHTS and not block["type"].endswith(CALL)]
     message: Message = {"role": "assistant", "content": parse_content(readable(texts, name), name) or ""}
@@ -89,25 +88,25 @@ def assistant_message(blocks: list[dict[str, Any]], name: str) -> Message:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def parse_tool_result(block: dict[str, Any], name: str) -> Message:
-    """Parse the result of a tool: a text, blocks, or an object of a tool that Anthropic's servers have run."""
+def parse_tool_result(block: Mapping[str, object], name: str) -> Message:
+    """Parse the result of a tool: a string, blocks, or one object, as tools of Anthropic's servers return."""
     content = block.get("content")
     parts = [content] if isinstance(content, dict) else content
     result = parse_result(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
     if block.get("is_error"):
-        result = f"Error: {result}" if isinstance(result, str) else [{"type": "text", "text": "Error:"}, *result]
+        result = [text_part("Error:"), *result] if isinstance(result, list) else f"Error: {result}"
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result}
 
 
-def readable(blocks: Sequence[Any], name: str, is_result: bool = False) -> list[Any]:
-    """Return blocks as text and images only; is_result: those of an unknown type become JSON.
+def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> list[object]:
+    """Convert blocks to parts of type text and image; is_result: blocks of unknown types become JSON texts.
 
-    Raises UsageError for blocks that cannot become text.
+    Other blocks are left for parse_parts to check. Raises UsageError for a document that cannot become text.
     """
-    parts = list[Any]()
+    parts = list[object]()
     for block in blocks:
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind in TEXTS or kind in IMAGES or not isinstance(kind, str):
+        if not isinstance(block, Mapping) or kind in TEXTS or kind in IMAGES or not isinstance(kind, str):
             parts.append(block)
         elif kind == "document":
             parts += parse_document(Body(block, f"{name}: document"))
@@ -126,13 +125,15 @@ def readable(blocks: Sequence[Any], name: str, is_result: bool = False) -> list[
     return parts
 
 
-def parse_document(document: Body) -> list[dict[str, Any]]:
+def parse_document(document: Body) -> list[object]:
     """Return a document as parts: its title, its context and its text. Raises UsageError."""
     source = document.get_object("source") or Body({}, document.qualify("source"))
     kind, media = source.get_text("type"), source.get_text("media_type") or "text/plain"
     if kind == "content":
         content = source.get("content")
-        parts = [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
+        parts: list[object] = (
+            [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
+        )
     elif kind == "text":
         parts = [text_part(source.require_text("data"))]
     elif kind == "base64":
@@ -143,5 +144,5 @@ def parse_document(document: Body) -> list[dict[str, Any]]:
     return [*map(text_part, head), *parts]
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}

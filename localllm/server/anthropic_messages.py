@@ -5,7 +5,7 @@ Source: https://docs.anthropic.com/en/api/messages
 
 from collections.abc import AsyncGenerator
 from json import loads
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -102,7 +102,7 @@ def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
     return {"enabled": "on", "disabled": "off"}.get(kind or "", "auto"), budget if kind == "enabled" else None
 
 
-def parse_system(value: Any) -> list[Message]:
+def parse_system(value: object) -> list[Message]:
     """Parse the system message, without its CHANGING lines. Raises UsageError."""
     text = parse_text(value, "system")
     if text is None:
@@ -142,7 +142,7 @@ def parse_tool(tool: Body) -> "Tool":
     return Tool(tool.require_text("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
 
 
-async def complete_response(stream: ResponseStream, generate_request: GenerateRequest) -> dict[str, Any]:
+async def complete_response(stream: ResponseStream, generate_request: GenerateRequest) -> dict[str, object]:
     """Collect the complete response."""
     blocks, reason = await collect_blocks(stream)
     stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
@@ -184,15 +184,15 @@ async def stream_events(stream: ResponseStream, generate_request: GenerateReques
         await stream.close()
 
 
-def typed_event(value: dict[str, Any]) -> bytes:
-    return format_event(value, value["type"])
+def typed_event(value: dict[str, object]) -> bytes:
+    return format_event(value, str(value["type"]))
 
 
-def response_head(stream: ResponseStream) -> dict[str, Any]:
+def response_head(stream: ResponseStream) -> dict[str, object]:
     return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
 
 
-def format_change(change: Change) -> dict[str, Any]:
+def format_change(change: Change) -> dict[str, object]:
     """Format a change of a block as an event."""
     action, block, text = change
     if action == OPEN:
@@ -208,7 +208,7 @@ def format_change(change: Change) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def format_block(block: Block) -> dict[str, Any]:
+def format_block(block: Block) -> dict[str, object]:
     """Format a block, as far as it is generated."""
     if block.kind == REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
@@ -229,7 +229,7 @@ def find_stop_reason(
     return ("tool_use" if blocks.has_calls else "end_turn"), None
 
 
-def format_usage(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

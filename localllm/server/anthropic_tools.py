@@ -3,7 +3,7 @@
 Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool
@@ -21,7 +21,7 @@ DESCRIPTIONS = {
     "memory_": "Keep notes in files below /memories: view, create, str_replace, insert, delete, rename "
     "(old_path, new_path).",
 }
-SCHEMAS: dict[str, dict[str, Any]] = {
+SCHEMAS: dict[str, dict[str, object]] = {
     "bash_": {"properties": {"command": TEXT, "restart": {"type": "boolean"}}},
     "text_editor_": {"properties": {"command": {"enum": [*EDITS]}, **EDITING}, "required": ["command", "path"]},
     "memory_": {

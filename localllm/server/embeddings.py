@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from starlette.requests import Request
@@ -124,7 +124,7 @@ async def run_exclusively(work: Callable[[], T], field: str) -> T:
     return await asyncio.to_thread(locked_work)
 
 
-def parse_texts(value: Any, name: str) -> list[str]:
+def parse_texts(value: object, name: str) -> list[str]:
     """Parse a string or a list of strings. Raises UsageError."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
@@ -136,7 +136,7 @@ def parse_texts(value: Any, name: str) -> list[str]:
     return texts
 
 
-def parse_inputs(value: Any) -> list[str] | list[list[int]]:
+def parse_inputs(value: object) -> list[str] | list[list[int]]:
     """Parse a string, token ids, or a list of either. Raises UsageError."""
     if not isinstance(value, list) or not value or not all(isinstance(item, int | list) for item in value):
         return parse_texts(value, "input")
@@ -152,6 +152,6 @@ def count_tokens(text: str | list[int], tokenizer: Tokenizer) -> int:
     return len(tokenizer.encode(text, bos=True, eos=True)) if isinstance(text, str) else len(text)
 
 
-def encode_vector(vector: np.ndarray, is_base64: bool) -> Any:
+def encode_vector(vector: np.ndarray, is_base64: bool) -> object:
     """Return a vector as numbers, or as base64 of its float32 bytes."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from localllm.errors import UsageError
 
@@ -15,7 +15,7 @@ class Body:
     A field that is null counts as absent.
     """
 
-    def __init__(self, value: Mapping[str, Any], name: str = ""):
+    def __init__(self, value: Mapping[str, object], name: str = ""):
         """Wrap an object.
 
         name: of the object within the request, "" for the request itself.
@@ -23,7 +23,7 @@ class Body:
         self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
     @classmethod
-    def of(cls, value: Any, name: str) -> "Body":
+    def of(cls, value: object, name: str) -> "Body":
         if not isinstance(value, Mapping):
             raise UsageError(f"{name} should be an object, not {type_name(value)}")
         return cls(value, name)
@@ -31,7 +31,7 @@ class Body:
     def qualify(self, field: str) -> str:
         return f"{self._name}.{field}" if self._name else field
 
-    def get(self, field: str) -> Any:
+    def get(self, field: str) -> object:
         """Return the raw value."""
         self._read_names.add(field)
         return self._value.get(field)
@@ -73,17 +73,17 @@ class Body:
         value = self.get_int(field, -sys.maxsize)
         return None if value is None or value < 0 else value
 
-    def get_list(self, field: str) -> Sequence[Any] | None:
+    def get_list(self, field: str) -> Sequence[object] | None:
         return self._get_typed(field, list, "an array", tuple)
 
-    def require_list(self, field: str) -> Sequence[Any]:
+    def require_list(self, field: str) -> Sequence[object]:
         return require(self.get_list(field), self.qualify(field))
 
     def get_object(self, field: str) -> "Body | None":
         value = self.get_mapping(field)
         return None if value is None else Body(value, self.qualify(field))
 
-    def get_mapping(self, field: str) -> Mapping[str, Any] | None:
+    def get_mapping(self, field: str) -> Mapping[str, object] | None:
         return self._get_typed(field, Mapping, "an object")  # type: ignore[type-abstract]
 
     def get_choice(self, field: str, choices: Sequence[str]) -> str | None:
@@ -121,7 +121,7 @@ def require(value: T | None, name: str) -> T:
     return value
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """Return the JSON type of a value with its article."""
     names = {
         str: "a string",

@@ -1,15 +1,14 @@
 """Access control: programs of this computer may use the server, web pages and other hosts may not.
 
-A page from anywhere can make its reader's browser send requests to 127.0.0.1. It cannot choose the Host header, which
-names the page's own site even if that name has been made to resolve to this computer (DNS rebinding), nor leave out
-Origin, nor send JSON under its own Content-Type without a preflight request.
+Every web page can make the browser that shows it send requests to 127.0.0.1. But it cannot choose the Host header,
+which names the page's own site even if that name resolves to this computer (DNS rebinding), cannot leave out Origin,
+and cannot send a body of type application/json without a preflight request.
 """
 
 import hmac
 import re
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,7 +48,7 @@ class Rules:
 
     Attributes:
         hosts: further Host headers to accept.  origins: other sites whose pages may send requests.
-        keys: API keys, one of which a request needs; none: no key is needed.
+        keys: API keys; a request needs one of them. Empty: no key is needed.
     """
 
     hosts: Sequence[str] = ()
@@ -59,8 +58,8 @@ class Rules:
     def require(self, method: str, path: str, headers: dict[str, str], address: str = "", scheme: str = "http") -> None:
         """Reject a request that the rules do not allow.
 
-        headers: by lower-case names.  address: of this computer, at which the request arrived; a page of another site
-        has a host name of its own, which cannot be that.  scheme: http or https. Raises RejectedRequestError.
+        headers: by lower-case names.  address: local IP address of the connection, accepted as a Host because web pages
+        of other sites have other hosts.  scheme: http or https. Raises RejectedRequestError.
         """
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*LOCAL_HOSTS, *self.hosts, address, f"[{address}]")}
@@ -159,8 +158,8 @@ def normalize_origin(text: str) -> str:
     return f"{match['scheme']}://{match['host']}" + (f":{port}" if port else "")
 
 
-def require_single_host(scope: Any) -> None:
-    """Reject a request with several Host headers: it is unclear which one counts.
+def require_single_host(scope: Scope) -> None:
+    """Reject a request with several Host headers: programs differ in which one they use.
 
     Raises RejectedRequestError.
     """

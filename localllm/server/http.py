@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,9 +15,10 @@ from localllm.frozen import frozen
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
 
-_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # how messages about a field begin
+T = TypeVar("T")
+_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # the start of messages about a field
 KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
-COMMENT = b": still here\n"  # no empty line after it, which would end an event: simple clients would count it as one
+COMMENT = b": still here\n"  # without an empty line, which would end an event: simple clients would count an event
 JSON = "application/json"
 
 
@@ -28,10 +29,10 @@ class Limits:
     Attributes:
         body: bytes of a request.  depth: nesting of its JSON.  seconds: to receive a body, and to send one chunk.
         answer_seconds: for a whole response, or None.  connections: concurrent ones.
-        drops_turns: whether the oldest turns of a conversation that is too long are dropped.
-        folders: where a request may read images by file://.
-        cache_reuse: the fewest tokens of a chunk that a prompt takes from the middle of another one, 0 for none; None:
-            none but in /infill.
+        drops_turns: whether a conversation that is too long loses its oldest turns.
+        folders: folders of images that a request may name by file://.
+        cache_reuse: fewest tokens of a chunk that is reused from the middle of another prompt, 0 for no reuse; None:
+            only in /infill.
         suffix_first: whether the suffix precedes the prefix in prompts of /infill.
     """
 
@@ -74,8 +75,13 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in kinds if isinstance(error, kind)), 500)
 
 
-def openai_error(error: BaseException) -> dict[str, Any]:
-    """Format an error for OpenAI's clients.
+def openai_error(error: BaseException) -> dict[str, object]:
+    """Format an error for OpenAI's clients."""
+    return {"error": error_fields(error)}
+
+
+def error_fields(error: BaseException) -> dict[str, str | None]:
+    """Return the fields of OpenAI's error object.
 
     Source: https://platform.openai.com/docs/guides/error-codes
     """
@@ -87,12 +93,12 @@ def openai_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ContextError):
         code = "context_length_exceeded"
     usual = "invalid_request_error" if status < 500 else "server_error"
-    found = _FIELD.match(str(error)) if isinstance(error, UsageError) else None
-    param = found[1] if found else None
-    return {"error": {"message": public_message(error), "type": kind.get(status, usual), "param": param, "code": code}}
+    match = _FIELD.match(str(error)) if isinstance(error, UsageError) else None
+    param = match[1] if match else None
+    return {"message": public_message(error), "type": kind.get(status, usual), "param": param, "code": code}
 
 
-def anthropic_error(error: BaseException) -> dict[str, Any]:
+def anthropic_error(error: BaseException) -> dict[str, object]:
     """Format an error for Anthropic's clients.
 
     Source: https://docs.anthropic.com/en/api/errors
@@ -109,7 +115,7 @@ def public_message(error: BaseException) -> str:
     return str(error) if isinstance(error, LocalllmError) else f"internal error: {type(error).__name__}"
 
 
-def ollama_error(error: BaseException) -> dict[str, Any]:
+def ollama_error(error: BaseException) -> dict[str, object]:
     """Format an error for Ollama's clients.
 
     Source: https://github.com/ollama/ollama/blob/main/docs/api.md
@@ -117,7 +123,7 @@ def ollama_error(error: BaseException) -> dict[str, Any]:
     return {"error": public_message(error)}
 
 
-ErrorFormat = Callable[[BaseException], dict[str, Any]]
+ErrorFormat = Callable[[BaseException], dict[str, object]]
 
 
 def error_format_of(path: str) -> ErrorFormat:
@@ -127,11 +133,11 @@ def error_format_of(path: str) -> ErrorFormat:
     return ollama_error if path.startswith("/api/") else openai_error
 
 
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(encode_json(value), status, headers, JSON)
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Encode as JSON in UTF-8; lone surrogates become U+FFFD."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
@@ -142,10 +148,10 @@ def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
     return json_response(error_format(error), status_of(error), headers)
 
 
-async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, Any]:
+async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
     """Read the body, a JSON object. Raises RejectedRequestError.
 
-    any_type: take it under another Content-Type, as curl sends it by itself, unless a web page sent it.
+    any_type: accept other Content-Types, such as curl's default, unless a web page sends the request.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_from_page = "origin" in request.headers or "sec-fetch-site" in request.headers
@@ -166,7 +172,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
     return parse_json(bytes(body), limits.depth)
 
 
-def parse_json(body: bytes, depth: int) -> dict[str, Any]:
+def parse_json(body: bytes, depth: int) -> dict[str, object]:
     """Parse a JSON object of limited depth. Raises RejectedRequestError."""
     if nesting_depth(body) > depth:
         raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
@@ -196,7 +202,7 @@ _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][{}]+")
 
 
-def format_event(value: Any, name: str | None = None) -> bytes:
+def format_event(value: object, name: str | None = None) -> bytes:
     """Format a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + encode_json(value) + b"\n\n"
@@ -219,9 +225,9 @@ class EventStream(Response):
         close: Closing | None = None,
         keep_alive: bytes = COMMENT,
     ):
-        """Stream `pieces`.
+        """Stream the chunks.
 
-        close: called at the end, even if nothing was sent.  sign: keep-alive line, sent while there are no data.
+        close: called at the end, even if nothing was sent.  keep_alive: line that is sent while there are no data.
         """
         self._chunks, self._limits, self._close, self._keep_alive = chunks, limits, close, keep_alive
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
@@ -268,12 +274,12 @@ class JsonLines(EventStream):
         super().__init__(chunks, limits, headers, close, keep_alive=b"")
 
 
-def body(chunk: bytes, more: bool) -> dict[str, Any]:
+def body(chunk: bytes, more: bool) -> dict[str, object]:
     return {"type": "http.response.body", "body": chunk, "more_body": more}
 
 
 async def respond_when_done(
-    request: Request, work: Awaitable[Any], headers: dict[str, str], close: Closing
+    request: Request, work: Awaitable[object], headers: dict[str, str], close: Closing
 ) -> Response:
     """Return the result of `work` as JSON. Raises ClientDisconnectedError."""
     try:
@@ -286,7 +292,7 @@ class ClientDisconnectedError(Exception):
     """The client disconnected."""
 
 
-async def run_until_disconnect(receive: Receive, work: Awaitable[Any]) -> Any:
+async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Await `work`, but cancel it when the client disconnects.
 
     Raises ClientDisconnectedError then.

@@ -1,9 +1,8 @@
 """Images in requests: data URLs, or files in folders that the user allows. Nothing is fetched."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.request import url2pathname
 
 from localllm.errors import UsageError
@@ -19,7 +18,7 @@ NOT_FETCHED = (
 )
 
 
-def image_part(part: dict[str, Any], name: str) -> dict[str, Any]:
+def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     """Convert a part of one of the TYPES to {"type": "image_url", "image_url": URL}.
 
     Raises UsageError.
@@ -55,9 +54,9 @@ def resolve_images(messages: Sequence[Message], folders: Sequence[str]) -> list[
     ]
 
 
-def _resolve_part(part: dict[str, Any], folders: Sequence[str]) -> dict[str, Any]:
+def _resolve_part(part: Mapping[str, object], folders: Sequence[str]) -> Mapping[str, object]:
     url = part.get("image_url")
-    if url is None or is_data_url(url) or is_bare_base64(url):
+    if not isinstance(url, str) or is_data_url(url) or is_bare_base64(url):
         return part
     if not url.startswith("file://"):
         raise UsageError(NOT_FETCHED)

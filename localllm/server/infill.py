@@ -6,7 +6,6 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -107,7 +106,7 @@ class Middle:
             self._line += rest.index("\n") + 1
         return False
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> dict[str, object]:
         """Return the response, when it is complete."""
         completion, context = self.stream.completion(), self.stream.model.context
         read, written, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
@@ -133,7 +132,7 @@ class Middle:
         return select_fields(response, self._ending.fields)
 
 
-def format_rate(name: str, count: int, seconds: float) -> dict[str, Any]:
+def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
     """Format how many tokens took how long."""
     return {
         f"{name}_n": count,
@@ -143,11 +142,11 @@ def format_rate(name: str, count: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def select_fields(response: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[str, object]:
     """Return the fields of a response that paths such as timings/prompt_n name, by these paths; all without any."""
-    selected: dict[str, Any] = {}
+    selected: dict[str, object] = {}
     for path in paths:
-        value: Any = response
+        value: object = response
         for key in path.split("/"):
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
@@ -155,7 +154,7 @@ def select_fields(response: dict[str, Any], paths: tuple[str, ...]) -> dict[str,
     return selected if paths else response
 
 
-async def complete(middle: Middle) -> dict[str, Any]:
+async def complete(middle: Middle) -> dict[str, object]:
     """Return the complete response."""
     async for _ in middle.parts():
         pass

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import h11
@@ -23,9 +24,10 @@ from localllm.frozen import frozen
 from localllm.server.http import Limits
 from localllm.system.processes import can_handle_in_loop, ending_signals, may_reuse_address
 
-LINGER_SECONDS = 1.0  # seconds for the rest of a body to arrive after the response, so that its sender reads that
+# Seconds that a connection stays open for the rest of a body, so that its sender gets the response.
+LINGER_SECONDS = 1.0
 HEAD_BYTES = 64 << 10  # of a request line and headers
-REPORT_SECONDS = 0.5  # seconds to report to clients that their responses are cut
+REPORT_SECONDS = 0.5  # seconds to tell clients that their responses are cut short
 logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its tracebacks and warnings are not for users
 
 
@@ -34,8 +36,8 @@ class Ending:
     """The shutdown of a server.
 
     Attributes:
-        grace: seconds for responses to end after the signal.
-        stop_answers: fails the remaining ones.  warn: prints a line for the user.
+        grace: seconds that responses get to end after the signal.
+        stop_responses: fails the remaining ones.  warn: prints a line for the user.
     """
 
     grace: float
@@ -56,7 +58,7 @@ class Tls:
         if certfile is None:
             return None
         try:
-            # An encrypted key is refused: nobody is there to type its password.
+            # An encrypted key is refused: a server cannot ask for its password.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else str(error)
@@ -65,7 +67,7 @@ class Tls:
 
 
 class IdleTimeoutProtocol(H11Protocol):
-    """A connection that is closed when it is idle, or when its response is not read."""
+    """A connection that is closed when it is idle, or when the client does not read its response."""
 
     seconds = 10.0  # to receive a request's headers
 
@@ -103,7 +105,7 @@ class IdleTimeoutProtocol(H11Protocol):
         try:
             await self._inner(scope, receive, send)
         except (TimeoutError, asyncio.CancelledError):  # not read by the client, or cancelled at the end
-            cycle.disconnected = True  # uvicorn has nothing to add
+            cycle.disconnected = True  # so that uvicorn sends nothing more
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -113,8 +115,8 @@ class IdleTimeoutProtocol(H11Protocol):
 class Listener(uvicorn.Server):
     """uvicorn's server with its own shutdown: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it.
 
-    Signals are not raised again. The first one lets responses finish for the grace period, the second one ends
-    immediately. Until then nothing wakes the event loop: uvicorn's own loop polls ten times a second, which takes 0.3 %
+    The first signal gives responses the grace period to finish, the second one ends them immediately; signals are not
+    raised again. Without requests the event loop sleeps: uvicorn's own loop wakes ten times a second, which takes 0.3 %
     of a core.
 
     Attributes:
@@ -137,7 +139,7 @@ class Listener(uvicorn.Server):
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ending_signals())}
         loop = self._loop if can_handle_in_loop() else None
         for number in before:
-            if loop:  # wakes the loop, whichever thread gets the signal
+            if loop:  # this wakes the loop even if another thread receives the signal
                 loop.add_signal_handler(number, self.handle_exit, number, None)
             else:
                 signal.signal(number, self.handle_exit)
@@ -149,7 +151,7 @@ class Listener(uvicorn.Server):
                     loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.is_hurried = self.stopped_by is not None
         self.stopped_by = sig
         self.stop()
@@ -228,7 +230,7 @@ def create_listener(app: ASGIApp, limits: Limits, ending: Ending, tls: Tls | Non
 def bind_tcp(host: str, port: int) -> socket.socket:
     """Bind a TCP socket. Raises LocalllmError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY where the protocol is named; without it a kept-alive request waits 44 ms for an ACK.
+    # asyncio sets TCP_NODELAY only if IPPROTO_TCP is given; without it a kept-alive request waits 44 ms for an ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if may_reuse_address():
@@ -242,7 +244,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_ipv6_loopback(first: socket.socket) -> socket.socket | None:
-    """Bind the same port of [::1], as localhost means both addresses; None without IPv6."""
+    """Bind the same port of [::1], because localhost may resolve to either address; None without IPv6."""
     try:
         return bind_tcp("::1", first.getsockname()[1])
     except LocalllmError as error:

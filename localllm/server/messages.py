@@ -1,8 +1,7 @@
-"""Parse messages as clients send them into messages for chat templates."""
+"""Parse messages of OpenAI's interface into messages for chat templates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.server.fields import type_name
@@ -15,16 +14,17 @@ from localllm.text.messages import ROLES, modernize
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
 TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
 IMAGE_ROLES = ("user", "tool", "assistant")  # roles whose messages may have images
+Content = str | list[dict[str, str]] | None  # of a message: a string, or parts of type text and image_url
 
 
-def parse_messages(messages: Sequence[Any]) -> list[Message]:
+def parse_messages(messages: Sequence[object]) -> list[Message]:
     """Parse OpenAI's messages. Raises UsageError."""
     if not messages:
         raise UsageError("messages should not be empty")
     return name_tool_results([_parse_message(message, number) for number, message in enumerate(messages)])
 
 
-def _parse_message(message: Any, number: int) -> Message:
+def _parse_message(message: object, number: int) -> Message:
     """Parse one message: its role, content, reasoning and tool calls."""
     if not isinstance(message, dict):
         raise UsageError(f"messages[{number}] should be an object, not {type_name(message)}")
@@ -33,7 +33,7 @@ def _parse_message(message: Any, number: int) -> Message:
     message = modernize(message)
     role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
     thoughts = thoughts_in(content) if role == "assistant" else []
-    if thoughts:
+    if isinstance(content, list) and thoughts:
         content = [part for part in content if part not in thoughts]
     parse = parse_result if role == "tool" else parse_content if role in IMAGE_ROLES else parse_text
     parsed: Message = {"role": role, "content": parse(content, name)}
@@ -50,23 +50,23 @@ def _parse_message(message: Any, number: int) -> Message:
     return parsed
 
 
-def thoughts_in(content: Any) -> list[Any]:
-    """Return the parts of a content that are reasoning, as other servers' clients have it."""
+def thoughts_in(content: object) -> list[dict[str, object]]:
+    """Return the parts of a content that are reasoning, as clients of other servers send it."""
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
 
 
-def reasoning_of(thoughts: Sequence[dict[str, Any]]) -> str | None:
-    """Return the text of reasoning in parts, None if there is none."""
+def reasoning_of(thoughts: Sequence[Mapping[str, object]]) -> str | None:
+    """Join the texts of reasoning parts; None if there are none."""
     texts = [part.get("thinking") or part.get("text") or part.get("reasoning") for part in thoughts]
     return "\n".join(text for text in texts if isinstance(text, str)) or None
 
 
-def parse_tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
+def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
     """Parse the tool calls of an assistant message. Raises UsageError."""
     if not isinstance(calls, list):
         raise UsageError(f"{name} should be an array, not {type_name(calls)}")
-    parsed = []
+    parsed = list[dict[str, object]]()
     for call in calls:
         function = function_of(call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -76,18 +76,18 @@ def parse_tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
     return parsed
 
 
-def function_of(call: dict[str, Any]) -> Any:
-    """Return the function of a call; a custom tool is called with a text, its only argument."""
+def function_of(call: Mapping[str, object]) -> object:
+    """Return the function of a call; the text of a custom tool's call becomes the argument `input`."""
     custom = call.get("custom")
     if isinstance(custom, dict):
         return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
     return call.get("function")
 
 
-def normalize_arguments(arguments: Any) -> str | dict[str, Any]:
-    """Return a call's arguments as an object or as the text they are; no arguments are an empty object.
+def normalize_arguments(arguments: object) -> str | dict[str, object]:
+    """Return a call's arguments, an object or its JSON text; without any, those of an empty object.
 
-    Anything else, or truncated JSON, is shown to the model as it is.
+    Other values become JSON. The text is not checked, so that the model sees truncated JSON unchanged.
     """
     if arguments is None or arguments == "":
         return "{}"
@@ -105,8 +105,8 @@ def name_tool_results(messages: list[Message]) -> list[Message]:
     ]
 
 
-def parse_text(content: Any, name: str) -> str | None:
-    """Return a text-only content, joined if it is in parts. Raises UsageError for anything else."""
+def parse_text(content: object, name: str) -> str | None:
+    """Return a content without images as a string; parts are joined. Raises UsageError for other parts."""
     parts = parse_parts(content, name)
     if not isinstance(parts, list):
         return parts
@@ -115,7 +115,7 @@ def parse_text(content: Any, name: str) -> str | None:
     return "\n".join(part["text"] for part in parts)
 
 
-def parse_content(content: Any, name: str) -> Any:
+def parse_content(content: object, name: str) -> Content:
     """Return a content as a string, or, with images, as parts (see localllm.images.parts)."""
     parts = parse_parts(content, name)
     if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
@@ -123,19 +123,19 @@ def parse_content(content: Any, name: str) -> Any:
     return parts
 
 
-def parse_result(content: Any, name: str) -> Any:
-    """Parse the result of a call: a text, parts, or JSON of another form, which is shown as it is."""
+def parse_result(content: object, name: str) -> Content:
+    """Parse the result of a call: a string, parts, or another JSON value, which becomes its text."""
     is_parts = isinstance(content, list) and all(isinstance(part, str) or is_part(part) for part in content)
     if content is None or isinstance(content, str) or is_parts:
         return parse_content(content, name) or ""
     return dumps(content, ensure_ascii=False)
 
 
-def is_part(value: Any) -> bool:
+def is_part(value: object) -> bool:
     return isinstance(value, dict) and value.get("type") in (*TEXTS, *TYPES, *FILE_TYPES)
 
 
-def parse_parts(content: Any, name: str) -> str | list[dict[str, Any]] | None:
+def parse_parts(content: object, name: str) -> Content:
     """Parse a content into text and image parts; a string stays as it is. Raises UsageError."""
     if content is None or isinstance(content, str):
         return content
@@ -144,7 +144,7 @@ def parse_parts(content: Any, name: str) -> str | list[dict[str, Any]] | None:
     return [_parse_part(part, name) for part in content]
 
 
-def _parse_part(part: Any, name: str) -> dict[str, Any]:
+def _parse_part(part: object, name: str) -> dict[str, str]:
     """Parse one content part. Raises UsageError."""
     if isinstance(part, str):
         return {"type": "text", "text": part}

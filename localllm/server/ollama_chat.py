@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
+from localllm.generation.logprobs import LikelyToken
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.server.fields import Body, type_name
 from localllm.server.http import JsonLines, encode_json, json_response, ollama_error, read_json, respond_when_done
@@ -24,7 +25,10 @@ from localllm.server.request_options import MAX_LOGPROBS, parse_keep_alive, pars
 from localllm.server.response_stream import TokenEvent
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
-# Of Ollama's options, those of its runner: how this server was started decides them.
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Constraint
+
+# Options of Ollama's runner, without effect here: the command line of this server decides them.
 RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread",
                   "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa", "num_keep",
                   "penalize_newline")  # fmt: skip
@@ -33,19 +37,19 @@ LATEST = ":latest"  # the tag of a name without one
 
 @frozen
 class Form:
-    """Format the responses of one of the two addresses.
+    """The form of the responses of one of the two addresses.
 
     Attributes:
-        part: returns a response's fields for some text, reasoning and calls.  has_context: whether the last one has
-        the token ids of all that was read and written.
+        part: returns a response's fields for some text, reasoning and calls.
+        has_context: whether the last response has the token ids of the prompt and the answer.
     """
 
-    part: Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]
+    part: Callable[[str, str, Sequence[ToolCall]], dict[str, object]]
     has_context: bool = False
 
 
 async def chat(service: Service, request: Request) -> Response:
-    """Answer a conversation, one JSON object a line; without messages, open the model or unload it."""
+    """Answer a conversation, one JSON object per line; without messages, open the model or unload it."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     if not body.get_list("messages"):
         return await load_model(service, body, CHAT)
@@ -54,7 +58,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """Answer a prompt: in the model's template, raw, or as the text before `suffix`; without one as `chat`."""
+    """Answer a prompt: in the chat template, raw, or as the text before `suffix`; without a prompt, as `chat`."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     prompt, suffix, images = body.get_text("prompt"), body.get_text("suffix"), body.get_list("images")
     system, is_raw = body.get_text("system"), body.get_bool("raw")
@@ -65,18 +69,18 @@ async def generate(service: Service, request: Request) -> Response:
         return await respond(service, request, body, [Infill(prompt or "", suffix)], GENERATE, started)
     if is_raw:
         return await respond(service, request, body, [prompt or ""], GENERATE, started)
-    turns = [{"role": "system", "content": system}] if system else []
+    turns: list[object] = [{"role": "system", "content": system}] if system else []
     turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
     return await respond(service, request, body, [parse_messages(turns)], GENERATE, started)
 
 
 def model_name(body: Body) -> str | None:
-    """Return the model's name without the tag that it has if it has none."""
+    """Return the model's name without the tag ":latest", which Ollama adds to names without a tag."""
     name = body.get_text("model") or body.get_text("name")
     return name.removesuffix(LATEST) if name else None
 
 
-def openai_message(message: Any) -> Any:
+def openai_message(message: object) -> object:
     """Convert a message of Ollama's to OpenAI's: images are base64 next to the text, arguments objects."""
     if not isinstance(message, Mapping):
         return message
@@ -98,7 +102,7 @@ def data_url(image: str) -> str:
 
 
 def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
-    """Parse what both addresses share: options, format, tools, think. Raises UsageError."""
+    """Parse the fields that both addresses share: options, format, tools, think. Raises UsageError."""
     options = Body({**(body.get_mapping("options") or {}), "think": parse_think(body.get("think"))}, "options")
     for name in RUNNER_OPTIONS:
         if options.get(name) is not None:
@@ -113,7 +117,7 @@ def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateReq
     return GenerateRequest(model_name(body), prompts, parsed, top_logprobs=top_logprobs, context=context)
 
 
-def parse_think(value: Any) -> str | None:
+def parse_think(value: object) -> str | None:
     """Parse `think`: a boolean or an effort. Raises UsageError."""
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -122,16 +126,18 @@ def parse_think(value: Any) -> str | None:
     return value or None
 
 
-def parse_format(body: Body) -> Any:
+def parse_format(body: Body) -> "Constraint | None":
     """Parse `format`: "json", or a JSON schema. Raises UsageError."""
     from localllm.generation.constraints.constraint import constraint_of
 
     value = body.get("format")
     if value in (None, ""):
         return None
-    if value != "json" and not isinstance(value, Mapping):
+    if value == "json":
+        return constraint_of({"type": "object"}, None, None)
+    if not isinstance(value, Mapping):
         raise UsageError('format should be "json" or a JSON schema')
-    return constraint_of({"type": "object"} if value == "json" else dict(value), None, None)
+    return constraint_of(dict(value), None, None)
 
 
 async def load_model(service: Service, body: Body, form: Form) -> Response:
@@ -162,14 +168,14 @@ async def respond(
 
 
 class Answer:
-    """An answer as it is written, in Ollama's form."""
+    """An answer that is being generated, formatted for Ollama's clients."""
 
     def __init__(self, stream: ResponseStream, query: GenerateRequest, form: Form, started: float, load_seconds: float):
         self.stream = stream
         self._query, self._form, self._started, self._load_seconds = query, form, started, load_seconds
         self._choice = Choice()
 
-    async def parts(self) -> AsyncGenerator[dict[str, Any]]:
+    async def parts(self) -> AsyncGenerator[dict[str, object]]:
         """Yield a response for each piece of text or reasoning, one with all calls, and the last one, without text.
 
         Raises LocalllmError.
@@ -185,8 +191,8 @@ class Answer:
             yield self._response("", "", calls)
         yield self._last("", "", ())
 
-    def whole(self) -> dict[str, Any]:
-        """Return all in one response, when it is complete."""
+    def whole(self) -> dict[str, object]:
+        """Return the complete answer in one response."""
         choice = self._choice
         last = self._last("".join(choice.text), "".join(choice.thinking), self._whole_calls())
         return last | self._logprobs(choice.logprobs)
@@ -196,17 +202,17 @@ class Answer:
 
     def _response(
         self, text: str, thinking: str, calls: Sequence[ToolCall] = (), event: TokenEvent | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         tokens = [event.logprob] if event and event.logprob else []
         head = response_head(self.stream.name)
         return {**head, **self._form.part(text, thinking, calls), "done": False, **self._logprobs(tokens)}
 
-    def _logprobs(self, tokens: list[Any]) -> dict[str, Any]:
+    def _logprobs(self, tokens: list[LikelyToken]) -> dict[str, object]:
         formatted = format_logprobs(tokens, self.stream, self._query) if tokens else None
         return {"logprobs": formatted["content"]} if formatted else {}
 
-    def _last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """Return the last response: why it ended, how many tokens took how many nanoseconds."""
+    def _last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
+        """Return the last response: with the reason why it ended, numbers of tokens and nanoseconds."""
         completion = self.stream.completion()
         return {
             **response_head(self.stream.name),
@@ -223,7 +229,7 @@ class Answer:
         }
 
 
-def response_head(name: str) -> dict[str, Any]:
+def response_head(name: str) -> dict[str, object]:
     """Return the fields with which each object of a response begins."""
     return {"model": name, "created_at": timestamp(datetime.now(UTC))}
 
@@ -236,9 +242,9 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
     """Return the field of /api/chat for a piece of an answer: a message."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+    message: dict[str, object] = {"role": "assistant", "content": text}
     if thinking:
         message["thinking"] = thinking
     if calls:
@@ -249,7 +255,7 @@ def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, 
     return {"message": message}
 
 
-def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
     """Return the fields of /api/generate for a piece of an answer."""
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
@@ -257,7 +263,7 @@ def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[s
 CHAT, GENERATE = Form(chat_part), Form(generate_part, has_context=True)
 
 
-async def complete(answer: Answer) -> dict[str, Any]:
+async def complete(answer: Answer) -> dict[str, object]:
     """Return the complete response."""
     try:
         async for _ in answer.parts():

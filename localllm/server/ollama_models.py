@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from time import perf_counter
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,8 +30,8 @@ from localllm.server.service import Service
 from localllm.text.infill_tokens import TEXTS as INFILL_TEXTS
 from localllm.text.infill_tokens import read_infill_tokens
 
-VERSION = "0.12.6"  # Ollama's whose interface this is: programs ask for a least one
-FOREVER = timedelta(days=36500)  # how long a model stays that is never unloaded
+VERSION = "0.12.6"  # of Ollama, with this interface: programs demand a minimum
+FOREVER = timedelta(days=36500)  # reported for a model that is never unloaded
 
 
 @frozen
@@ -40,10 +39,11 @@ class Facts:
     """Facts about a model from its file's header.
 
     Attributes:
-        architecture: as in its metadata.  parameters: how many.  format: such as Q4_K_M.  context: None if unknown.
-        size: bytes.  digest: of its path, size and time, not of its bytes, which would take minutes to read.
-        template: the chat template, "" if there is none.  capabilities: in Ollama's words.
-        metadata: without lists of tokens.
+        architecture: as in its metadata.  parameters: their number.  format: such as Q4_K_M.
+        context: tokens, None if unknown.  size: bytes.
+        digest: of its path, size and time, not of its bytes, which would take minutes to read.
+        template: the chat template, "" if there is none.  capabilities: by Ollama's names.
+        metadata: numbers and texts, without arrays.
     """
 
     architecture: str
@@ -54,7 +54,7 @@ class Facts:
     digest: str
     template: str
     capabilities: tuple[str, ...]
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
 
 
 def facts_of(entry: ModelEntry) -> Facts:
@@ -89,33 +89,34 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
 
 
 def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
-    """Return what a model can do: by its template, tools and reasoning; by its vocabulary, infill."""
+    """Return the capabilities of a model, derived from its template, vocabulary and projector."""
     try:
         _, h = architecture(file)
     except (ModelError, UnsupportedError):
         return ()
     if h.bidirectional and not h.fills:
         return ("embedding",)
-    found = {
+    supported = {
         "completion": True,
         "tools": "tools" in template,
         "thinking": "think" in template,
         "insert": has_infill_tokens(file.metadata),
         "vision": projector_bytes(file.path) > 0,
     }
-    return tuple(name for name, has in found.items() if has)
+    return tuple(name for name, has in supported.items() if has)
 
 
-def has_infill_tokens(metadata: Mapping[str, Any]) -> bool:
+def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
     """Return whether a vocabulary has the tokens for filling in the middle."""
     wanted = {text for texts in INFILL_TEXTS.values() for text in texts}
-    tokens = metadata.get("tokenizer.ggml.tokens") or ()
-    found = {text: token for token, text in enumerate(tokens) if text in wanted}
-    return read_infill_tokens(metadata, found.get, len(tokens)) is not None
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    pieces = tokens if isinstance(tokens, list) else []
+    ids = {piece: token for token, piece in enumerate(pieces) if piece in wanted}
+    return read_infill_tokens(metadata, ids.get, len(pieces)) is not None
 
 
-def details(facts: Facts) -> dict[str, Any]:
-    """Format what Ollama says of a model everywhere."""
+def details(facts: Facts) -> dict[str, object]:
+    """Format the details that all of Ollama's responses about a model have."""
     return {
         "parent_model": "",
         "format": "gguf",
@@ -134,8 +135,8 @@ def human_count(number: int) -> str:
     return str(number)
 
 
-def describe(entry: ModelEntry, facts: Facts) -> dict[str, Any]:
-    """Format a model as lists have it."""
+def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
+    """Format a model for a list."""
     return {
         "name": entry.name,
         "model": entry.name,
@@ -148,7 +149,7 @@ def describe(entry: ModelEntry, facts: Facts) -> dict[str, Any]:
 async def list_tags(service: Service, request: Request) -> Response:
     """List all models; one whose file cannot be read is left out."""
 
-    def read() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, object]]:
         models = []
         for entry in service.pool.entries.values():
             try:
@@ -221,7 +222,7 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 async def embed_prompt(service: Service, request: Request) -> Response:
-    """Return the embedding of `prompt`, as before /api/embed."""
+    """Return the embedding of `prompt`: Ollama's older interface."""
     body = Body(await read_json(request, service.limits, any_type=True))
     texts, name = [body.require_text("prompt")], model_name(body)
     vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
@@ -230,7 +231,7 @@ async def embed_prompt(service: Service, request: Request) -> Response:
 
 
 async def refuse_change(service: Service, request: Request) -> Response:
-    """Refuse what changes the models of a server: it serves those it was started with."""
+    """Refuse to pull, push, create, copy or delete models: the server has those it was started with."""
     name = request.url.path.rpartition("/")[2]
     raise RejectedRequestError(
         501, f"this server does not {name} models; `localllm pull` and `localllm rm` do, before it is started"

@@ -3,11 +3,10 @@
 Source: https://platform.openai.com/docs/api-reference
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -60,9 +59,9 @@ class Choice:
             self.logprobs.append(token_event.logprob)
         self.finish_reason = token_event.finish_reason or self.finish_reason
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Return it as an assistant message."""
-        more: dict[str, Any] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
+        more: dict[str, object] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.to_message() for call in self.calls]
         text = "".join(self.text)
@@ -83,9 +82,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
     stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body, stream)
 
-    def format_choice(choice: Choice) -> dict[str, Any]:
+    def format_choice(index: int, choice: Choice) -> dict[str, object]:
         logprobs = format_logprobs(choice.logprobs, stream, query)
-        return {"message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
+        return {"index": index, "message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
 
     if is_streaming:
         return EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
@@ -122,8 +121,8 @@ async def complete_response(
     stream: ResponseStream,
     query: GenerateRequest,
     kind: tuple[str, str],
-    format_choice: Callable[[Choice], dict[str, Any]],
-) -> dict[str, Any]:
+    format_choice: Callable[[int, Choice], Mapping[str, object]],
+) -> dict[str, object]:
     """Collect the complete response.
 
     kind: prefix of its id, and its object type.  format_choice: returns an item of `choices`.
@@ -136,7 +135,7 @@ async def complete_response(
         await stream.close()
     return {
         **response_head(stream, *kind),
-        "choices": [{"index": index, **format_choice(choice)} for index, choice in enumerate(choices)],
+        "choices": [format_choice(index, choice) for index, choice in enumerate(choices)],
         "usage": format_usage(stream.usage),
     }
 
@@ -144,9 +143,9 @@ async def complete_response(
 async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent chunks."""
     base = response_head(stream, "chatcmpl", "chat.completion.chunk")
-    usage: dict[str, Any] = {"usage": None} if wants_usage else {}
+    usage: dict[str, object] = {"usage": None} if wants_usage else {}
 
-    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
+    def chunk(index: int, delta: dict[str, object], finish_reason: str | None = None, logprobs: object = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return format_event({**base, "choices": [choice], **usage})
 
@@ -174,7 +173,7 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
         await stream.close()
 
 
-def format_delta(part: TextPart, choice: Choice) -> dict[str, Any]:
+def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
     """Format a part as a delta; choice: collects its tool calls so far."""
     if part.kind == CALL:
         append_part(choice.calls, part)
@@ -185,7 +184,7 @@ def format_delta(part: TextPart, choice: Choice) -> dict[str, Any]:
     return {"reasoning_content" if part.kind == REASONING else "content": part.text}
 
 
-def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, Any]:
+def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, object]:
     """Return the fields with which each object of a response begins."""
     return {
         "id": new_id(f"{prefix}-"),
@@ -196,7 +195,7 @@ def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, A
     }
 
 
-def format_usage(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, object]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.written,
@@ -206,7 +205,9 @@ def format_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> dict[str, Any] | None:
+def format_logprobs(
+    tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest
+) -> dict[str, object] | None:
     """Format the log probabilities of a choice; None if they were not requested."""
     if query.top_logprobs is None:
         return None
@@ -218,7 +219,7 @@ def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: Ge
     return {"content": content, "refusal": None}
 
 
-def format_logprob(token: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
+def format_logprob(token: TokenLogprob, tokenizer: Tokenizer) -> dict[str, object]:
     """Format a token with its text, which may be part of a character, and its bytes."""
     data = token_bytes(token.token, tokenizer)
     return {"token": data.decode(errors="replace"), "logprob": finite_logprob(token), "bytes": [*data]}
@@ -249,12 +250,12 @@ async def retrieve_model(service: Service, request: Request) -> Response:
     return json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
 
 
-def openai_model(entry: ModelEntry) -> dict[str, Any]:
+def openai_model(entry: ModelEntry) -> dict[str, object]:
     """Format a model as https://platform.openai.com/docs/api-reference/models has it."""
     return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "localllm"}
 
 
-def anthropic_model(entry: ModelEntry) -> dict[str, Any]:
+def anthropic_model(entry: ModelEntry) -> dict[str, object]:
     """Format a model as https://docs.anthropic.com/en/api/models-list has it."""
     created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}

@@ -1,7 +1,7 @@
 """OpenAI's legacy interface, /v1/completions: text completion without a chat template."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,35 +43,60 @@ async def completions(service: Service, request: Request) -> Response:
     return await respond_when_done(request, complete(stream, query, has_echo), headers, stream.close)
 
 
-async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, Any]:
+class Logprobs(TypedDict):
+    """Log probabilities of a choice, with an item for each token in each list."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(TypedDict):
+    """One choice of a response."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
     """Return the complete response."""
-
-    def format_choice(choice: Choice) -> dict[str, Any]:
-        logprobs = format_logprobs(choice.logprobs, stream, query)
-        return {"text": "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish_reason or "length"}
-
     prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
-    response = await complete_response(stream, query, TEXT, format_choice)
-    for choice in response["choices"] if has_echo else ():
-        add_prompt(choice, prompts[choice["index"] // query.n], stream, query)
-    return response
+
+    def format_choice(index: int, choice: Choice) -> TextChoice:
+        formatted: TextChoice = {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": format_logprobs(choice.logprobs, stream, query),
+            "finish_reason": choice.finish_reason or "length",
+        }
+        if has_echo:
+            add_prompt(formatted, prompts[index // query.n], stream, query)
+        return formatted
+
+    return await complete_response(stream, query, TEXT, format_choice)
 
 
-def add_prompt(choice: dict[str, Any], prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
-    """Put a prompt and its log probabilities in front of a choice's."""
+def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
+    """Put a prompt and its log probabilities before those of a choice, in place."""
     tokens = [*prompt.tokens]
-    if choice["finish_reason"] == "stop" and not choice["text"] and prompt.end:  # which counts as one that was written
+    if choice["finish_reason"] == "stop" and not choice["text"] and prompt.end:  # the end token counts as generated
         tokens.append(prompt.end)
     choice["text"] = prompt.text + choice["text"]
-    logprobs = format_logprobs(tokens, stream, query)
-    if logprobs is None:
+    logprobs, generated = format_logprobs(tokens, stream, query), choice["logprobs"]
+    if logprobs is None or generated is None:
         return
     if prompt.has_first:
         logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
     length = sum(map(len, logprobs["tokens"]))
-    written = choice["logprobs"]
-    written["text_offset"] = [length + offset for offset in written["text_offset"]]
-    choice["logprobs"] = {name: [*items, *written[name]] for name, items in logprobs.items()}
+    choice["logprobs"] = {
+        "tokens": logprobs["tokens"] + generated["tokens"],
+        "token_logprobs": logprobs["token_logprobs"] + generated["token_logprobs"],
+        "top_logprobs": logprobs["top_logprobs"] + generated["top_logprobs"],
+        "text_offset": logprobs["text_offset"] + [length + offset for offset in generated["text_offset"]],
+    }
 
 
 def parse_request(body: Body) -> GenerateRequest:
@@ -89,14 +114,14 @@ def parse_request(body: Body) -> GenerateRequest:
 
 
 def parse_logprobs(body: Body) -> int | None:
-    """Parse the number of alternatives per token; true, as in chats, is 0 of them. Raises UsageError."""
+    """Parse the number of alternatives per token; true, as chat clients send it, means 0. Raises UsageError."""
     if isinstance(value := body.get("logprobs"), bool):
         return 0 if value else None
     return body.get_int("logprobs", 0, MAX_LOGPROBS)
 
 
-def parse_prompts(value: Any) -> list[Prompt]:
-    """Parse a string, token ids, or a list of either; none is an empty one. Raises UsageError."""
+def parse_prompts(value: object) -> list[Prompt]:
+    """Parse a string, token ids, or a list of either; a missing prompt is "". Raises UsageError."""
     if value is None or isinstance(value, str):
         return [value or ""]
     if not isinstance(value, list) or not value:
@@ -112,7 +137,7 @@ def parse_prompts(value: Any) -> list[Prompt]:
 
 
 def add_suffix(prompts: list[Prompt], suffix: str | None) -> Sequence[Prompt | Infill]:
-    """Return prompts with a gap before the suffix, if there is one. Raises UsageError for token ids."""
+    """Return fill-in-the-middle prompts if there is a suffix. Raises UsageError for token ids with a suffix."""
     if not suffix:
         return prompts
     if not all(isinstance(prompt, str) for prompt in prompts):
@@ -120,7 +145,7 @@ def add_suffix(prompts: list[Prompt], suffix: str | None) -> Sequence[Prompt | I
     return [Infill(prompt, suffix) for prompt in prompts if isinstance(prompt, str)]
 
 
-def is_token(value: Any) -> bool:
+def is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -133,7 +158,7 @@ async def stream_chunks(
         for number, prompt in enumerate(await echo_prompts(stream, query.top_logprobs) if has_echo else ()):
             for index in range(number * query.n, (number + 1) * query.n):
                 logprobs = format_logprobs([], stream, query)
-                empty = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
+                empty: TextChoice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
                 add_prompt(empty, prompt, stream, query)
                 yield format_event({**base, "choices": [empty], **usage})
         async for number, token_event in stream.events():
@@ -157,7 +182,7 @@ async def stream_chunks(
         await stream.close()
 
 
-def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> dict[str, Any] | None:
+def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> Logprobs | None:
     """Format the log probabilities of a choice; None if they were not requested."""
     if query.top_logprobs is None:
         return None

@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/responses
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from time import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
+from localllm.server.http import EventStream, error_fields, format_event, json_response, read_json, respond_when_done
 from localllm.server.ids import new_id
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
@@ -32,7 +31,7 @@ from localllm.server.service import GenerateRequest, ResponseStream, Service, Us
 
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
-Event = dict[str, Any]
+Event = dict[str, object]
 Origins = Mapping[str, Origin]  # the client's tools, by the names that the model calls
 
 
@@ -89,7 +88,7 @@ def empty_response(service: Service, body: Body, is_streaming: bool, headers: di
     return EventStream(events(), service.limits, headers)
 
 
-async def complete_response(stream: ResponseStream, origins: Origins) -> dict[str, Any]:
+async def complete_response(stream: ResponseStream, origins: Origins) -> dict[str, object]:
     """Collect the complete response."""
     blocks, reason = await collect_blocks(stream)
     names = [new_id("item_") for _ in blocks.all]
@@ -98,7 +97,7 @@ async def complete_response(stream: ResponseStream, origins: Origins) -> dict[st
 
 def final_response(
     stream: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], origins: Origins, reason: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Format a response that has ended."""
     status = "incomplete" if reason == "length" else "completed"
     statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
@@ -106,7 +105,7 @@ def final_response(
     return format_response(stream.name, id, status, items, format_usage(stream.usage))
 
 
-def format_response(model: str, id: str, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
+def format_response(model: str, id: str, status: str, output: Sequence[object], usage: object) -> dict[str, object]:
     incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
         "id": id, "object": "response", "created_at": int(time()), "status": status, "model": model,
@@ -123,7 +122,7 @@ async def stream_events(stream: ResponseStream, origins: Origins) -> AsyncGenera
     def numbered(events: Iterator[Event]) -> Iterator[bytes]:
         nonlocal number
         for item_event in events:
-            yield format_event({**item_event, "sequence_number": number}, item_event["type"])
+            yield format_event({**item_event, "sequence_number": number}, str(item_event["type"]))
             number += 1
 
     started = format_response(stream.name, id, "in_progress", [], None)
@@ -142,12 +141,8 @@ async def stream_events(stream: ResponseStream, origins: Origins) -> AsyncGenera
         for line in numbered(iter([{"type": f"response.{result['status']}", "response": result}])):
             yield line
     except Exception as error:
-        error_fields = openai_error(error)["error"]
-        failed = {
-            **started,
-            "status": "failed",
-            "error": {**error_fields, "code": error_fields["code"] or "server_error"},
-        }
+        fields = error_fields(error)
+        failed = {**started, "status": "failed", "error": {**fields, "code": fields["code"] or "server_error"}}
         for line in numbered(iter([{"type": "response.failed", "response": failed}])):
             yield line
     finally:
@@ -201,7 +196,7 @@ def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
         yield {"type": f"{prefix}.delta", **fields, "delta": text, **extra}
 
 
-def format_part(block: Block, text: str) -> dict[str, Any]:
+def format_part(block: Block, text: str) -> dict[str, object]:
     if block.kind == REASONING:
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -212,8 +207,8 @@ def origin_of(block: Block, origins: Origins) -> Origin:
     return origins.get(block.name) or Origin(block.name)
 
 
-def format_item(block: Block, id: str, status: str, origins: Origins, has_content: bool = True) -> dict[str, Any]:
-    """Format a block as an output item; not begun: without content."""
+def format_item(block: Block, id: str, status: str, origins: Origins, has_content: bool = True) -> dict[str, object]:
+    """Format a block as an output item; has_content: False for an item that has just been opened."""
     if block.kind == CALL:
         arguments = block.text if has_content else ""
         return format_call(origin_of(block, origins), id, f"call_{block.id}", arguments, status)
@@ -223,7 +218,7 @@ def format_item(block: Block, id: str, status: str, origins: Origins, has_conten
     return {"type": "message", "id": id, "role": "assistant", "content": content, "status": status}
 
 
-def format_usage(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

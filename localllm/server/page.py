@@ -8,7 +8,6 @@ import hashlib
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -90,18 +89,17 @@ def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> l
     return kept + new[len(kept) :]
 
 
-def parse_message(message: Any) -> dict[str, Any]:
-    """Parse one message of a session.
-
-    Raises UsageError.
-    """
+def parse_message(message: object) -> dict[str, object]:
+    """Parse one message of a session. Raises UsageError."""
     body = Body.of(message, "messages[]")
     role = body.get_choice("role", sessions.ROLES)
     if role is None:
         raise UsageError("role is missing")
     reasoning = body.get_text("reasoning_content")
     text = body.require_text("content")
-    parsed: dict[str, Any] = {"role": role, "content": text, **({"reasoning_content": reasoning} if reasoning else {})}
+    parsed: dict[str, object] = {"role": role, "content": text}
+    if reasoning:
+        parsed["reasoning_content"] = reasoning
     if calls := body.get_list("tool_calls"):
         parsed["tool_calls"] = parse_tool_calls(calls, "tool_calls")
     if role == "tool":

@@ -18,46 +18,50 @@ if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
 SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions) if each.name not in ("logit_bias", "seed"))
-# Options of which a value outside of their range means its end, as in llama-server: top_k -1 keeps all tokens, top_p 0
-# the most likely one.
+# Options whose values are clamped to their range, as in llama-server: top_k -1 keeps all tokens, top_p 0 the most
+# likely one.
 CLAMPED = ("top_k", "top_p", "typical", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier")
 ALIASES = {"repetition_penalty": "repeat_penalty", "typical_p": "typical"}  # vLLM's, llama-server's
 RANGES = {each.name: each.metadata["range"] for each in fields(SamplingOptions)}
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
            "max": "high", "default": "auto"}  # fmt: skip
 DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
-MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # of tool_choice; any: Mistral's
+MODES = {
+    "auto": "auto",
+    "required": "required",
+    "any": "required",
+    "none": "none",
+}  # by tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
 MAX_BANNED = 256
 MAX_LOGPROBS = 20  # alternatives per token
-# Fields of other servers without effect on a response: user, billing, storage.
+# Fields of other servers' interfaces that have no effect on a response: user, billing, storage.
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt",
                "prompt_cache_retention", "verbosity", "id_slot")  # fmt: skip
 
 
 def parse_keep_alive(body: Body) -> float | None:
-    """Parse Ollama's keep_alive: seconds, or a duration as 5m, for which a model stays open; below 0 for ever.
+    """Parse Ollama's keep_alive, how long a model stays open: seconds, or a duration such as 5m; negative: for ever.
 
     Raises UsageError.
     """
     value = body.get("keep_alive")
-    if value is None or type(value) in (int, float):
-        result: float | None = value
-        return result
-    match = DURATION.fullmatch(value) if isinstance(value, str) else None
-    if not match or not value.strip("-"):
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    match = DURATION.fullmatch(value) if isinstance(value, str) and value.strip("-") else None
+    if not match:
         raise UsageError("keep_alive should be a number of seconds, or a duration such as 5m or 1h30m")
     hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
     return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
 
 
 def parse_sampling(body: Body) -> SamplingOptions:
-    """Parse OpenAI's sampling fields, and all others of SamplingOptions by name.
+    """Parse the sampling fields: OpenAI's, and the names of all of SamplingOptions.
 
     Raises UsageError.
     """
-    values = {name: body.get(name) for name in SAMPLING_FIELDS}
+    values: dict[str, Any] = {name: body.get(name) for name in SAMPLING_FIELDS}  # SamplingOptions checks the types
     for alias, name in ALIASES.items():
         if (value := body.get(alias)) is not None:
             values[name] = value
@@ -72,7 +76,7 @@ def parse_sampling(body: Body) -> SamplingOptions:
     )
 
 
-def parse_biases(value: Any) -> dict[int, float] | None:
+def parse_biases(value: object) -> dict[int, float] | None:
     """Parse logit_bias: OpenAI's object by token id, or llama-server's array of pairs, where false bans a token.
 
     Raises UsageError.
@@ -85,8 +89,8 @@ def parse_biases(value: Any) -> dict[int, float] | None:
     return {int(token): -math.inf if bias is False else bias for token, bias in pairs}
 
 
-def is_bias(pair: Any) -> bool:
-    """Return whether this is a token's id, as a number or its digits, and a number or false."""
+def is_bias(pair: object) -> bool:
+    """Return whether a pair is a token id, as an integer or in digits, and a number or false."""
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return False
     token, bias = pair
@@ -97,7 +101,7 @@ def is_bias(pair: Any) -> bool:
 def parse_options(
     body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
 ) -> GenerationOptions:
-    """Parse the options that all of OpenAI's interfaces share. Raises UsageError."""
+    """Parse the options that chat, completions and infill share. Raises UsageError."""
     stop = body.get_texts("stop")
     if len(stop) > MAX_STOPS:
         raise UsageError(f"stop should be at most {MAX_STOPS} strings, not {len(stop)}")
@@ -153,7 +157,7 @@ def parse_constraint(body: Body) -> "Constraint | None":
 
 
 class JsonOptions(TypedDict):
-    """Options for JSON, in responses and in arguments."""
+    """Options of JSON in answers and in arguments of tool calls."""
 
     json_whitespace: bool
     additional_properties: bool
@@ -178,7 +182,7 @@ def parse_call_options(body: Body) -> CallOptions:
     return {"json_calls": body.get("json_calls") is not False, **parse_json_options(body)}
 
 
-def parse_schema(format: Body | None) -> Any:
+def parse_schema(format: Body | None) -> object:
     """Return the JSON schema of a response_format, None for plain text. Raises UsageError."""
     if format is None:
         return None
@@ -227,7 +231,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
 
-def parse_tool_choice(choice: Any) -> tuple[str, tuple[str, ...] | None]:
+def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
     """Convert a tool_choice for ToolUse: its choice, and the allowed tools or None. Raises UsageError."""
     if isinstance(choice, dict) and (body := Body(choice, "tool_choice")).get("type") not in MODES:
         if body.get("type") != "allowed_tools":
@@ -236,10 +240,12 @@ def parse_tool_choice(choice: Any) -> tuple[str, tuple[str, ...] | None]:
         listed = [Body.of(tool, "tool_choice.tools") for tool in inner.require_list("tools")]
         mode = inner.get_choice("mode", ("auto", "required")) or "auto"
         return mode, tuple(parse_tool_name(tool) for tool in listed if tool.get("type") in ("function", "custom"))
-    mode = choice["type"] if isinstance(choice, dict) else choice
-    if mode not in (None, *MODES):
+    name = choice["type"] if isinstance(choice, dict) else choice
+    if name is None:
+        return "auto", None
+    if not isinstance(name, str) or name not in MODES:
         raise UsageError("tool_choice should be auto, required, none or a function")
-    return MODES[mode or "auto"], None
+    return MODES[name], None
 
 
 def parse_tool_name(body: Body) -> str:

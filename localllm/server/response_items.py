@@ -6,7 +6,6 @@ name, so that the model sees what was done.
 
 from collections.abc import Mapping
 from json import dumps
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body, type_name
@@ -43,7 +42,7 @@ def parse_input(body: Body) -> list[Message]:
     return name_tool_results(messages)
 
 
-def add_item(messages: list[Message], item: dict[str, Any], name: str) -> bool:
+def add_item(messages: list[Message], item: dict[str, object], name: str) -> bool:
     """Add one input item, False if it is empty; calls and reasoning join the assistant message next to them.
 
     Raises UsageError.
@@ -68,7 +67,7 @@ def add_item(messages: list[Message], item: dict[str, Any], name: str) -> bool:
     return True
 
 
-def add_message(messages: list[Message], item: dict[str, Any], name: str) -> None:
+def add_message(messages: list[Message], item: dict[str, object], name: str) -> None:
     """Add a message; an assistant's text joins reasoning in front of it. Raises UsageError."""
     role = ROLES.get(str(item.get("role")))
     if role is None:
@@ -80,7 +79,7 @@ def add_message(messages: list[Message], item: dict[str, Any], name: str) -> Non
         messages.append({"role": role, "content": text})
 
 
-def add_call(messages: list[Message], item: dict[str, Any], kind: str) -> None:
+def add_call(messages: list[Message], item: dict[str, object], kind: str) -> None:
     """Add a call of any type; one without call_id, which a server ran, with its result."""
     if kind == "function_call":
         arguments = normalize_arguments(item.get("arguments"))
@@ -101,7 +100,7 @@ def add_call(messages: list[Message], item: dict[str, Any], kind: str) -> None:
         messages.append({"role": "tool", "tool_call_id": id, "content": content})
 
 
-def reasoning_texts(value: Any) -> list[str]:
+def reasoning_texts(value: object) -> list[str]:
     """Return the texts of reasoning: a text, or parts of it, of which only those with a text count."""
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]

@@ -5,7 +5,7 @@ The model knows a flat list of functions; its calls are reported under the clien
 
 from collections.abc import Iterator
 from json import loads
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.frozen import frozen
 from localllm.server.fields import Body
@@ -88,7 +88,7 @@ def input_text(arguments: str) -> str:
         return arguments
 
 
-def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, Any]:
+def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
     """Format a call as an output item."""
     namespace = {"namespace": origin.namespace} if origin.namespace else {}
     given = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
@@ -20,15 +20,16 @@ from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.response_stream import Subscriber, TokenEvent
 from localllm.server.worker import Worker
+from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.api import Model
 
-# Tokens of the shortest chunk that a prompt of /infill takes from the middle of an earlier one.
+# For /infill: fewest tokens of a chunk that is reused from the middle of an earlier prompt.
 INFILL_REUSE = 64
 T = TypeVar("T")
-Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or messages
+Prompt = str | list[int] | list[Message]  # text, token ids, or messages
 
 
 @frozen
@@ -38,7 +39,7 @@ class GenerateRequest:
     Attributes:
         model: its name, None for the first.  prompts: each gets n choices.
         top_logprobs: alternatives to report for each token, None for no log probabilities.
-        context: token ids before each prompt: what was read and written earlier.
+        context: token ids of an earlier prompt and its answer, put before each prompt; not checked yet.
     """
 
     model: str | None
@@ -46,7 +47,7 @@ class GenerateRequest:
     options: GenerationOptions
     n: int = 1
     top_logprobs: int | None = None
-    context: Sequence[int] = ()
+    context: Sequence[object] = ()
 
 
 @dataclass
@@ -84,7 +85,7 @@ class ResponseStream:
         self._subscribers = list[Subscriber]()
 
     async def begin(self) -> None:
-        """Submit all prompts. Raises LocalllmError for errors that are found before the answer starts."""
+        """Submit all prompts. Raises LocalllmError for an invalid request."""
         self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
@@ -109,7 +110,7 @@ class ResponseStream:
         return requests
 
     def _with_reuse(self, generate_request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the server's --cache-reuse if it has none of its own. Raises UsageError."""
+        """Return the request with its own cache_reuse, or that of the server. Raises UsageError."""
         if (reuse := generate_request.options.cache_reuse) is not None:
             if reuse and not self.model.engine.can_shift:
                 raise UsageError("n_cache_reuse should be 0: keys of this model cannot be moved")
@@ -125,14 +126,13 @@ class ResponseStream:
 
         Raises UsageError for unknown tokens, and ContextError for prompts that are too long by their bytes alone.
         """
-        vocab, context = self.model.engine.vocab_size, self._generate_request.context
+        vocab = self.model.engine.vocab_size
         if not isinstance(prompt, str) and not is_chat(prompt):
             require_known_tokens(prompt, vocab, "prompt")
         elif not self._drops:
             require_size(count_bytes(prompt), self.model)
         request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
-        if context:
-            require_known_tokens(context, vocab, "context")
+        if context := require_known_tokens(self._generate_request.context, vocab, "context"):
             ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
             request.task = replace(request.task, prompt=[*context, *ids])
         if not request.prompt and (start := document_start(self.model.tokenizer)) is not None:
@@ -159,7 +159,7 @@ class ResponseStream:
 
     @property
     def _vocab(self) -> int:
-        """Vocabulary size as the batch counts it, so that it finds the compiled grammar."""
+        """The vocabulary size for which the batch looks up compiled grammars."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
     async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
@@ -178,7 +178,7 @@ class ResponseStream:
             self.usage.count(subscriber.request)
 
     def prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
-        """Return each prompt as it was asked, and the token ids that are read of it."""
+        """Return each prompt as the client sent it, and its token ids."""
         asked = self._generate_request.prompts
         return [(prompt, each.request.prompt) for prompt, each in zip(asked, self._subscribers, strict=True)]
 
@@ -239,12 +239,12 @@ class Service:
 
 
 def is_cut_gap(prompt: Prompt | Infill) -> bool:
-    """Return whether this is a gap in a text, as an editor asks for it at every key."""
+    """Return whether this is a prompt of /infill, which editors send after every key."""
     return isinstance(prompt, Infill) and prompt.is_cut
 
 
 def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
-    """Return a request without biases of tokens that do not exist: clients send those of OpenAI's vocabularies."""
+    """Return the request without biases of unknown tokens: clients send biases for OpenAI's vocabularies."""
     sampling = generate_request.options.sampling
     if not sampling.logit_bias or max(sampling.logit_bias) < vocab:
         return generate_request
@@ -254,9 +254,9 @@ def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> Generate
 
 
 def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Prompt]:
-    """Return the prompts, those with a gap as token ids.
+    """Return the prompts; fill-in-the-middle prompts become token ids.
 
-    Raises UsageError for a model that cannot fill it, and ContextError.
+    Raises UsageError for a model without fill-in-the-middle tokens, and ContextError.
     """
     prompts = list[Prompt]()
     for prompt in generate_request.prompts:
@@ -269,10 +269,12 @@ def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Promp
     return prompts
 
 
-def require_known_tokens(ids: Sequence[Any], vocab: int, name: str) -> None:
-    """Raise UsageError if one of these is no token id of a vocabulary of this size."""
-    if not all(isinstance(token, int) and 0 <= token < vocab for token in ids):
+def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[int]:
+    """Return the ids. Raises UsageError if one of them is no token id of a vocabulary of this size."""
+    known = [token for token in ids if isinstance(token, int) and 0 <= token < vocab]
+    if len(known) < len(ids):
         raise UsageError(f"{name}: token ids should be from 0 to {vocab - 1}")
+    return known
 
 
 def require_size(size: int, model: "Model") -> None:
@@ -283,19 +285,19 @@ def require_size(size: int, model: "Model") -> None:
 
 
 def document_start(tokenizer: Tokenizer) -> int | None:
-    """Return the token that an empty prompt means, as in OpenAI's interface: a new document begins."""
+    """Return the token that replaces an empty prompt, as in OpenAI's interface: the start of a document."""
     return tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
-def count_bytes(prompt: Any) -> int:
-    """Count the UTF-8 bytes of a prompt's texts, a lower bound of its size."""
-    texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content")) for message in prompt]
-    return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
+def count_bytes(prompt: str | list[Message]) -> int:
+    """Count the UTF-8 bytes of a prompt's texts, a lower bound of those of the rendered prompt."""
+    texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content") or "") for message in prompt]
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 @lru_cache(maxsize=64)
 def max_prompt_bytes(tokenizer: Tokenizer, context: int) -> int:
-    """Return the most bytes of a prompt that can fit a context, cached by tokenizer."""
+    """Return the most bytes that a prompt in a context of so many tokens can have; cached."""
     return tokenizer.most_bytes(context)
 
 
@@ -304,7 +306,8 @@ def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> 
     return [resolve_images(prompt, folders) if is_chat(prompt) else prompt for prompt in prompts]
 
 
-def is_chat(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
+def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:
+    """Return whether a prompt is a list of messages."""
     return bool(prompt) and isinstance(prompt[0], dict)
 
 

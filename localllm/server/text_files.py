@@ -1,17 +1,22 @@
-"""Text files that requests contain as base64: parts of type file and input_file, and Anthropic's documents."""
+"""Text files that requests contain in base64: parts of type file and input_file, and Anthropic's documents."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import decode_base64
 from localllm.server.fields import Body
 
 TYPES = ("file", "input_file")  # types of parts: Chat Completions, Responses
-TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-")  # how media types of texts begin
+TEXT_TYPES = (
+    "text/",
+    "application/json",
+    "application/xml",
+    "application/x-",
+)  # prefixes
 
 
-def file_part(part: dict[str, Any], name: str) -> dict[str, Any]:
-    """Convert a part of one of the TYPES to a text with the file's name. Raises UsageError for what is no text."""
+def file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
+    """Convert a part of one of the TYPES to a text part with the file's name. Raises UsageError for other files."""
     outer = Body(part, name)
     file = outer.get_object("file") or outer
     url = file.get_text("file_data")
@@ -25,7 +30,7 @@ def file_part(part: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def decode_text(data: str, media: str, name: str) -> str:
-    """Decode a text in base64. Raises UsageError, also for other media types."""
+    """Decode a text in base64. Raises UsageError if it is invalid, or its media type is not one of TEXT_TYPES."""
     if not media.startswith(TEXT_TYPES):
         raise UsageError(f"{name}: {media[:60]} is not supported; send its text")
     try:

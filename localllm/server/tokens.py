@@ -1,11 +1,10 @@
-"""Tokens and templates as llama-server has them: /tokenize, /detokenize and /apply-template.
+"""Tokens and templates as in llama-server: /tokenize, /detokenize and /apply-template.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +20,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """Encode `content`: token ids, or with `with_pieces` objects with their texts, too."""
+    """Encode `content`, and return token ids, or, with `with_pieces`, objects of an id and its text."""
     body = Body(await read_json(request, service.limits))
     text, with_bos, has_pieces = (
         body.require_text("content"),
@@ -46,7 +45,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """Render `messages` as the model reads them, without answering; fields are those of /v1/chat/completions."""
+    """Render `messages` with the chat template, without answering; fields as in /v1/chat/completions."""
     body = Body(await read_json(request, service.limits))
     messages = parse_messages(body.require_list("messages"))
     options = apply_continuation(body, parse_options(body, None, None, parse_tools(body)), messages)
@@ -66,8 +65,9 @@ def piece_of(token: int, tokenizer: Tokenizer) -> str | list[int]:
         return [*data]
 
 
-def require_token_ids(value: Sequence[Any], name: str) -> list[int]:
-    """Return token ids. Raises UsageError, also for ids that no vocabulary has."""
-    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in value):
+def require_token_ids(value: Sequence[object], name: str) -> list[int]:
+    """Return token ids. Raises UsageError for other values, and ids beyond every vocabulary."""
+    ids = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 31]
+    if len(ids) < len(value):
         raise UsageError(f"{name} should be an array of token ids")
-    return [*value]
+    return ids
