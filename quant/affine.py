@@ -1,14 +1,14 @@
 """Search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
 
 All errors are weighted: sum of w * (x - decoded) ** 2. For given codes the best scale and low solve two linear
-equations in five sums over the block, and the error follows from the sums: no second pass over the weights.
+equations in five sums over the block, and the error follows from the sums, without a second pass over the weights.
 
 A super-block has one pair of factors for all its sub-blocks: scale = factor * k, low = -low_factor * m, with integers
-k and m in 0..steps. It is found in three stages:
+k and m in 0..steps. The search has three stages:
 
-1. each sub-block on its own: from a grid of scales, codes by rounding, best scale and low for the codes, twice more;
-2. the factors: those whose multiples come nearest to the scales and lows, by the error that the sums predict;
-3. in turns until nothing improves: integers and codes for the factors, factors for the integers and codes.
+1. for each sub-block alone and each scale of a grid: round to codes, compute the best scale and low, three times;
+2. choose the factors whose multiples come nearest to the scales and lows, by the error that the sums predict;
+3. until nothing improves: fit integers and codes to the factors, then factors to the integers and codes.
 """
 
 from typing import NamedTuple
@@ -102,7 +102,7 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Compute scale and low of least error from the sums, low at most `highest`."""
+    """Compute the scale and low of least error from the sums; low is at most `highest`."""
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w
@@ -114,19 +114,19 @@ def fit(w, wx, wl, wll, wlx, highest):
 
 @inlined
 def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
-    """Compute the error from the sums."""
+    """Compute the error Σw(x - low - scale * l)² from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * `unit`, a power of two, is a float16; not to 0 if value > 0."""
+    """Round `value` so that value * `unit` (a power of two) is a float16, and 0 only if `value` <= 0."""
     return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
 @inlined
 def search_block(s, b, top, highest):
-    """Find scale and low of sub-block b, and the sums of its codes (stage 1)."""
+    """Find scale and low of sub-block b and the sums over its codes (stage 1)."""
     x, weight = s.x, s.weight
     lowest, largest = min(x[b, 0], highest), x[b, 0]
     w, wx, wxx = ZERO, ZERO, ZERO
@@ -141,7 +141,7 @@ def search_block(s, b, top, highest):
         s.grid_scale[step] = scale
         s.grid_low[step] = lowest if step % 2 else largest - scale * top  # cut off at either end in turn
     least = HUGE
-    for refit in range(REFITS):  # outside, so that the processor works on several scales at once
+    for refit in range(REFITS):  # the outer loop, so that the processor works on several scales at once
         for step in range(GRID):
             wl, wll, wlx = code_sums(x, weight, b, s.grid_scale[step], s.grid_low[step], top)
             scale, low = fit(w, wx, wl, wll, wlx, highest)
@@ -176,8 +176,8 @@ def best_factor(s, target, curvature, steps, unit):
 @inlined
 def first_factors(s, steps, unit):
     """Find the factors, and the integers to start from (stage 2)."""
-    curvature, depth = s.best_k, s.best_m  # not in use yet
-    for b in range(s.k.size):  # what a change of scale costs, the low going along where it can
+    curvature, depth = s.best_k, s.best_m  # borrowed as scratch: stage 3 fills them later
+    for b in range(s.k.size):  # curvature: the cost of a change of scale when the low, unless it is 0, follows it
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
         curvature[b] = max(s.sum_wll[b] - along, ZERO)
     factor = best_factor(s, s.scale, curvature, steps, unit)
@@ -192,7 +192,7 @@ def first_factors(s, steps, unit):
 
 @inlined
 def round_block(s, b, top, steps, factor, low_factor):
-    """Choose the integers of sub-block b near those it has; update its sums, return the error (stage 3)."""
+    """Choose the integers k, m of sub-block b near its present ones; update its sums, return the error (stage 3)."""
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
     low_inverse = inverse_of(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
@@ -237,7 +237,7 @@ def refit_factors(s, unit, factor, low_factor):
 
 @compiled
 def search_super_block(s, top, steps, unit):
-    """Run all stages; return the factors, with the integers in best_k and best_m."""
+    """Run all three stages; return the factors, and leave the integers in s.best_k and s.best_m."""
     for b in range(s.k.size):
         search_block(s, b, top, ZERO)
     factor, low_factor = first_factors(s, steps, unit)
@@ -257,7 +257,7 @@ def search_super_block(s, top, steps, unit):
 
 @compiled
 def search_plain_block(s, top, unit):
-    """Find scale and low, both float16, low of any sign, of a block: sub-block 0 of s."""
+    """Find the scale and the low (of any sign), both float16, of a block: sub-block 0 of s."""
     search_block(s, 0, top, HUGE)
     w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
@@ -276,9 +276,10 @@ def search_plain_block(s, top, unit):
 
 @inlined
 def best_shift(s, scale, low, top, unit):
-    """Choose `low` with all codes one less, the same or one more, whichever float16 rounds best.
+    """Choose the low with the least error among those for all codes one less, the same, or one more.
 
-    Measured without the sums' rounding, so that weights that can be represented exactly are.
+    float16 rounds each low differently. The error is measured over the weights, not from the sums, whose rounding would
+    spoil weights that can be represented exactly.
     """
     wl, _, _ = code_sums(s.x, s.weight, 0, scale, low, top)
     free_low = (s.sum_wx[0] - scale * wl) / s.sum_w[0]

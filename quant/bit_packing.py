@@ -11,8 +11,8 @@ from localllm.quant.numba_cache import inlined
 def putter(fields: Fields, together: int = 1) -> Callable:
     """Make a function (out, first, i, number) that adds number `first` + i to a block's zeroed bytes.
 
-    `first` is a multiple of `together` and i is less: so that loops over i become vectors. The lowest bits of a number
-    are in the first field.
+    `first` must be a multiple of `together` and i less than it: then the compiler vectorizes loops over i. The first
+    field holds the lowest bits of a number.
     """
     if len(fields) == 1:
         return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)

@@ -1,7 +1,7 @@
-"""Access to the scales and codes in blocks: read scales, replace codes.
+"""Access to the scales and codes in blocks: reads scales, replaces codes.
 
-For formats whose weights have codes of their own: weight = scale * level(code) + offset. A level is the code itself,
-counted from the format's centre, or one of its 16 values.
+Only for formats with one code per weight: weight = scale * level(code) + offset. The level is code - centre, or one of
+the format's 16 values.
 """
 
 from functools import cache
@@ -38,9 +38,9 @@ def format_codes(name: str) -> Codes:
     if layout.values:
         stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
         levels = np.array(layout.values, np.float32)[stored]
-        levels, first = np.unique(levels, return_index=True)  # MXFP4 has a zero too many
+        levels, first = np.unique(levels, return_index=True)  # MXFP4 has two codes for zero
         return Codes(levels, stored[first], False, layout.group)
-    if name == "Q8_0":  # signed bytes; as everywhere, no -128
+    if name == "Q8_0":  # signed bytes; no encoder writes -128
         signed = np.arange(-127, 128, dtype=np.int8)
         return Codes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
     stored = np.arange(1 << layout.bits, dtype=np.uint8)
@@ -57,9 +57,9 @@ def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if layout.scale_type == "e8m0":
         scales = halved_e8m0().astype(np.float32)[numbers(blocks, layout.scales, groups)]
     elif layout.scales:
-        found = numbers(blocks, layout.scales, groups)
-        found = found.astype(np.int8) if layout.scale_type == "int8" else found - layout.scale_centre
-        scales = found.astype(np.float32)
+        stored = numbers(blocks, layout.scales, groups)
+        stored = stored.astype(np.int8) if layout.scale_type == "int8" else stored - layout.scale_centre
+        scales = stored.astype(np.float32)
     if layout.low is None:
         return d * scales, np.zeros_like(scales)
     low = read_half(blocks, layout.low)
@@ -92,7 +92,7 @@ def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
 
 def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
     """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
-    if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+    if name in ("Q1_0", "Q2_0"):  # formats that `gguf` 0.19 cannot dequantize
         return dequantize_codes(name, rows)
     import gguf
 

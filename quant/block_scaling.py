@@ -1,4 +1,4 @@
-"""Reads weights for a search in units of a power of two, so that no sum overflows or underflows."""
+"""Scales the weights of a block by a power of two before a search, so that no sum overflows or underflows."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ f32 = np.float32
 
 @inlined
 def largest_of(weights, row, start, count):
-    """Return the largest absolute value of some weights of a row."""
+    """Return the largest absolute value among `count` weights of a row, from `start` on."""
     largest = f32(0)
     for i in range(start, start + count):
         largest = max(largest, abs(weights[row, i]))
@@ -26,7 +26,10 @@ def unit_of(largest):
 
 @inlined
 def normalize(weights, row, start, count, x):
-    """Copy weights of a row to x in units of unit_of the largest (zeros if that is 0); return the unit."""
+    """Copy `count` weights of a row to x, divided by unit_of(the largest); return that unit.
+
+    x is all zeros if the unit is 0.
+    """
     unit = unit_of(largest_of(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
     for i in range(count):
@@ -36,7 +39,7 @@ def normalize(weights, row, start, count, x):
 
 @inlined
 def load_block(weights, importance, row, start, count, s):
-    """Copy weights of a row to s.x in units, and their importance to s.weight; return the unit."""
+    """Copy `count` weights of a row to s.x as `normalize` does, and their importance to s.weight; return the unit."""
     flat = s.weight.reshape(-1)
     for i in range(count):
         flat[i] = importance[start + i]

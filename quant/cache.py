@@ -8,9 +8,9 @@ from localllm.system.files import absolute, folder_of, is_private
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be made again; LOCALLLM_CACHE overrides it.
+    """Return the folder for files that can be made again; the environment variable LOCALLLM_CACHE overrides it.
 
-    Always absolute: machine code from the current directory should not be run.
+    The path is always absolute, so that no machine code from the current directory is run.
     """
     folder = absolute(os.environ.get("LOCALLLM_CACHE"))
     if folder:
@@ -19,7 +19,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder in which only this user can write. Raises OSError."""
+    """Create a folder in which only this user can write. Raises OSError if others can."""
     for each in (folder.parent, folder):
         each.mkdir(0o700, parents=True, exist_ok=True)
         if not is_private(each):

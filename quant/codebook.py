@@ -1,19 +1,19 @@
 """The codebook search of the i-quants: a code names a vector of 4 or 8 weights in a grid.
 
-256 weights have one d; groups of 16 or 32 have an odd integer as their scale:
+256 weights share one d; a group of 16 or 32 of them has an odd integer, its multiple:
 
     weight = d * multiple * (grid[code] + shift) * sign
 
-Given a group's scale, each vector gets the code with the least error: its weights are rounded to the levels of the
-grid's values one by one, and of the grid's vectors only the NEIGHBOURS nearest to that point are compared, all at once.
-Given codes v, the best scale is Σwxv / Σwv², which takes (Σwxv)² / Σwv² off the error Σwx². So scales are tried and
-re-fitted in turns, first those of the groups, then d and the multiples together.
+Given a group's scale, the search rounds the weights of each vector to the levels of the grid, which gives a point, and
+compares only the NEIGHBOURS grid vectors nearest to that point. Given the chosen vectors v, the best scale is
+Σwxv / Σwv², which takes (Σwxv)² / Σwv² off the error Σwx². Codes and scale are fitted in turns, first for each group
+alone, then for d and the multiples together.
 
 The grids are ggml's (ggml-common.h), read from the `gguf` package, which carries them packed.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gguf import quants
@@ -24,27 +24,27 @@ from localllm.quant.numba_cache import compiled, inlined
 
 NEIGHBOURS = 16
 TURNS = 6
-GAIN = np.float32(1 + 2e-3)  # what a turn must gain, as a factor, to be worth another
-# What the scale of the most extreme group may be, as a share of the largest multiple.
+GAIN = np.float32(1 + 2e-3)  # factor by which a turn must raise the gain for another turn
+# Candidates for the multiple of the group with the largest scale, as shares of the largest possible multiple.
 SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
 
 
 class Codebook(NamedTuple):
-    """A grid, and its vectors near each point."""
+    """A grid, and the grid vectors nearest to each point. A point is a vector whose values are levels of the grid."""
 
     grid: np.ndarray  # float32 [codes, dimensions]
     nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
-    vectors: np.ndarray  # int8 [points, dimensions, NEIGHBOURS], what these codes stand for
-    first: np.float32  # the grid's values are levels 0 .. `last`, from `first` on, about 1 / `per_step` apart
+    vectors: np.ndarray  # int8 [points, dimensions, NEIGHBOURS], the grid vectors of these codes
+    first: np.float32  # the value of level 0; the levels are about 1 / `per_step` apart
     per_step: np.float32
-    last: np.float32
-    places: np.ndarray  # float32 [dimensions]: a point is Σ level * place
+    last: np.float32  # the highest level; the lowest is 0
+    places: np.ndarray  # float32 [dimensions]: the index of a point is Σ level * place
 
 
 @cache
 def codebook(name: str) -> Codebook:
     """Load the codebook of a format."""
-    format: Any = getattr(quants, name)
+    format = getattr(quants, name)
     format.init_grid()
     grid = format.grid.reshape(format.grid_shape).astype(np.float32)
     levels = np.unique(grid)
@@ -58,20 +58,20 @@ def codebook(name: str) -> Codebook:
 
 
 class Group(NamedTuple):
-    """The result of a fit for the vectors of a group, and its workspace."""
+    """The result of fitting the vectors of a group, and scratch arrays."""
 
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
-    doubled: np.ndarray  # float32 [size of the group]
+    doubled: np.ndarray  # float32 [size of the group], 2 w value
     levels: np.ndarray  # float32 [size of the group]
     points: np.ndarray  # int32 [vectors]
-    places: np.ndarray  # int32 [vectors], among a point's neighbours
+    places: np.ndarray  # int32 [vectors], index among a point's neighbours
     sums: np.ndarray  # float32 [vectors, 2], Σwxv and Σwv²
 
 
 @inlined
 def round_to_levels(x, w, inverse, shift, book, group):
-    """Round x * inverse - shift to the levels; also compute 2 w value."""
+    """Round value = x * inverse - shift to levels, float32, in group.levels; write 2 w value to group.doubled."""
     for i in range(group.levels.size):
         value = x[i] * inverse - shift
         group.doubled[i] = np.float32(2) * w[i] * value
@@ -81,9 +81,9 @@ def round_to_levels(x, w, inverse, shift, book, group):
 
 @inlined
 def best_neighbour(size, w, start, doubled, book, point):
-    """Return the point's neighbour v with the greatest Σ v (2 w value - w v): the least error.
+    """Return the index of the point's neighbour v with the greatest Σ v (2 w value - w v), that is the least error.
 
-    The index of a vector takes the lowest 4 bits of its score, so that a maximum of integers is all it takes.
+    The index replaces the lowest 4 bits of the score's bits, so that one maximum of integers finds both.
     """
     most = np.int32(-0x80000000)
     for k in range(NEIGHBOURS):
@@ -98,9 +98,9 @@ def best_neighbour(size, w, start, doubled, book, point):
 
 @inlined
 def fit_vectors(size, x, w, inverse, shifts, book, group):
-    """Fit vectors of a constant size, as `fit`.
+    """Do the work of `fit` for vectors of a constant size.
 
-    Short loops one after the other take 5 ns a weight, one long loop 8: the CPU overlaps the turns of short ones.
+    Several short loops take 5 ns a weight, one long loop 8: the CPU overlaps the iterations of short ones.
     """
     vectors = group.codes.size
     for s in range(shifts.size):
@@ -134,7 +134,7 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
 def fit(x, w, inverse, shifts, book, group):
     """Return (Σwxv, Σwv²) of a group for the scale 1 / inverse.
 
-    v are the nearest vectors plus the better of `shifts`. Their codes and the index of their shift go to `group`.
+    v are the nearest vectors plus the better of `shifts`. Writes their codes and the shifts' indices to `group`.
     """
     if book.vectors.shape[1] == 4:
         return fit_vectors(4, x, w, inverse, shifts, book, group)
@@ -143,10 +143,7 @@ def fit(x, w, inverse, shifts, book, group):
 
 @compiled
 def best_scale(x, w, targets, shifts, book, group):
-    """Return (scale, gain): the scale that reduces a group's error most, and by how much.
-
-    (0, 0) for zeros.
-    """
+    """Return the scale that reduces a group's error most, and by how much (the gain); (0, 0) if all weights are 0."""
     largest = np.float32(0)
     for i in range(x.size):
         largest = max(largest, abs(x[i]) if w[i] > 0 else np.float32(0))
@@ -167,17 +164,17 @@ def best_scale(x, w, targets, shifts, book, group):
 
 @inlined
 def nearest_multiple(ratio, largest):
-    """Return the odd integer, 1 to `largest`, nearest a ratio."""
+    """Return the odd integer nearest a ratio, 1 to `largest`."""
     half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
     return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
 
 
 @compiled
 def choose_d(scales, gains, largest, shares):
-    """Choose the d whose multiples suit all groups best.
+    """Choose the d whose multiples suit the scales of all groups best.
 
-    The greatest of the groups' scales is one of `shares` of the largest multiple. What a group gains with a multiple is
-    about gain * (1 - (1 - multiple * d / scale)²).
+    Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d
+    a group gains about gain * (1 - (1 - multiple * d / scale)²).
     """
     extreme = np.float32(0)
     for scale in scales:
@@ -205,9 +202,9 @@ class Plan(NamedTuple):
 
 @compiled
 def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_open):
-    """Fit all groups to d: each takes the multiple above or below its scale, or keeps the plan's; and the best codes.
+    """Choose codes for all groups, given d, and if is_open also multiples: for each the one above or below its scale.
 
-    Returns the error (less Σwx²), and the best d for these multiples and codes.
+    Otherwise the plan's multiples stay. Returns the error (less Σwx²) and the best d for these multiples and codes.
     """
     size, vectors = x.size // scales.size, group.codes.size
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
@@ -243,7 +240,7 @@ def copy_plan(source, target):
 
 @compiled
 def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
-    """Return the d of 256 weights in units of `unit`; the rest goes to `best_plan`."""
+    """Return the best d for 256 weights, which are in units of `unit`; write multiples and codes to `best_plan`."""
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
     for shares in SHARES:
         d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
@@ -266,10 +263,10 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
 
 @inlined
 def split_signs(x, w, even, signs):
-    """Remove the signs of 256 weights; write their bits to `signs`, one octet a byte.
+    """Remove the signs of 256 weights; write their bits to `signs`, one byte per octet.
 
-    If the number of minus signs of an octet must be even and is not, that of the least important weight is wrong, and
-    the weight stays negative.
+    If the number of minus signs of an octet must be even and is odd, the sign bit of the least important weight is
+    flipped, and that weight is negated to match.
     """
     for octet in range(32):
         bits, weakest, least = 0, 0, np.float32(np.inf)
@@ -287,20 +284,20 @@ def split_signs(x, w, even, signs):
         signs[octet] = bits
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The results of a search for all blocks; where d is 0, the rest is undefined."""
 
-    d: np.ndarray  # float32 [blocks, 1], a float16
+    d: np.ndarray  # float32 [blocks, 1], values of float16
     scales: np.ndarray  # uint8 [blocks, groups]: multiple = 1 + 2 * scale
     codes: np.ndarray  # uint16 [blocks, vectors]
-    shifts: np.ndarray  # uint8 [blocks, groups], which of the rows of `shifts`
-    chosen: np.ndarray  # uint8 [blocks, vectors], which of the shifts of that row
-    signs: np.ndarray  # uint8 [blocks, 32], bit i of octet n for weight 8 n + i
+    shifts: np.ndarray  # uint8 [blocks, groups], rows of `shifts`
+    chosen: np.ndarray  # uint8 [blocks, vectors], columns of `shifts`
+    signs: np.ndarray  # uint8 [blocks, 32]: bit i of byte n for weight 8 n + i
 
 
 @compiled
 def new_group(vectors, size):
-    """Make a Group for `vectors` of `size` weights in all."""
+    """Make an empty Group of `vectors` vectors with `size` weights in all."""
     return Group(
         np.zeros(vectors, np.uint16),
         np.zeros(vectors, np.uint8),
@@ -314,7 +311,7 @@ def new_group(vectors, size):
 
 @compiled
 def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, found):
-    """Fill `found` for weights float32 [rows, columns]."""
+    """Search all blocks of weights, float32 [rows, columns], and write the results to `found`."""
     groups, vectors, blocks = found.scales.shape[1], found.codes.shape[1], weights.shape[1] // 256
     size = 256 // groups
     x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
@@ -368,21 +365,21 @@ def search(
     shifts: np.ndarray = NO_SHIFT,
     signed: bool = True,
     even: bool = False,
-) -> Found:
+) -> SearchResult:
     """Search all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
 
     grid: the format whose codebook is used
-    targets: what the largest weight of a group may be divided by its scale, float32
+    targets: candidates for (largest weight of a group) / scale, float32
     groups: per block of 256
-    scale_bits: of a group's scale; its multiple is 1 + 2 * scale
+    scale_bits: bits of a group's scale; its multiple is 1 + 2 * scale
     factor: weight = d / factor * multiple * (grid[code] + shift) * sign
-    shifts: float32 [rows, shifts]; a group has one of the rows, a vector one of its shifts
-    signed: the grid has absolute values, signs are apart
+    shifts: float32 [rows, shifts]; a group chooses a row, each of its vectors a shift of that row
+    signed: the grid has absolute values, signs are stored apart
     even: the number of minus signs of every 8 weights must be even
     """
     book = codebook(grid)
     blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
-    found = Found(
+    found = SearchResult(
         np.zeros((blocks, 1), np.float32),
         np.zeros((blocks, groups), np.uint8),
         np.zeros((blocks, vectors), np.uint16),

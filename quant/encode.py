@@ -13,12 +13,12 @@ from localllm.quant.formats import BY_NAME
 Encoder = Callable[[NDArray, NDArray | None, NDArray], None]
 
 f32 = np.float32
-RANGE = 1 << 20  # weights that a thread takes at a time: some milliseconds of work
-LEAST_IMPORTANCE = 1e-6  # of the mean: where nothing else counts, all columns count alike
+RANGE = 1 << 20  # weights that a thread encodes at a time: some milliseconds of work
+LEAST_IMPORTANCE = 1e-6  # of the mean, added to each column: columns of importance 0 still get sensible codes
 
 
 def column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """Compute the weight of errors in each column, float32 [columns], on average about 1."""
+    """Compute the weights of errors by column, float32 [columns], with a mean of about 1."""
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
@@ -26,7 +26,7 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
 
 
 def with_weights(search: Callable) -> Encoder:
-    """Make an encoder from a search that always needs column weights."""
+    """Make an encoder from a search that needs column weights even when no importance is given."""
 
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
         search(weights, column_weights(importance, weights.shape[1]), out)
@@ -49,7 +49,7 @@ ENCODERS: dict[str, Encoder] = {
     "Q3_K": with_weights(symmetric.super_blocks("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)),
     "Q4_K": with_weights(affine.super_blocks("Q4_K")),
     "Q5_K": with_weights(affine.super_blocks("Q5_K")),
-    # Integers for scales are so close that trying many of them finds more than a grid of free scales: 5 % of the error.
+    # Integer scales lie so close together that trying many of them (reach=6) saves 5 % more error than a finer grid.
     "Q6_K": with_weights(symmetric.super_blocks("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)),
     "IQ4_NL": with_weights(iq4.encode_iq4_nl),
     "IQ4_XS": with_weights(iq4.encode_iq4_xs),
@@ -63,9 +63,10 @@ ENCODERS: dict[str, Encoder] = {
 def encode(name: str, weights: NDArray, importance: NDArray | None = None, threads: int = 1) -> NDArray:
     """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row].
 
-    importance, float32 [columns], weights a squared error in each column: the mean square of what the column is
-    multiplied with. None: all alike. The bytes are the same for any number of threads. Raises ValueError if rows are
-    not whole blocks or the importance does not fit, KeyError if there is no encoder for the format.
+    importance, float32 [columns]: weights of the squared errors, by column: the mean squares of the activations that
+    the columns are multiplied with. None: all columns count alike. The bytes are the same for any number of threads.
+    Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if there is no encoder for
+    the format.
     """
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape
@@ -76,7 +77,7 @@ def encode(name: str, weights: NDArray, importance: NDArray | None = None, threa
         if importance.shape != (columns,) or not np.all(np.isfinite(importance) & (importance >= 0)):
             raise ValueError(f"the importance must be {columns} finite numbers, none negative")
     weights = np.require(weights, np.float32, ["C_CONTIGUOUS", "ALIGNED"]).view()
-    weights.flags.writeable = False  # one type of array: Numba compiles a search for each
+    weights.flags.writeable = False  # always the same array type: Numba compiles a search once per type
     out = np.empty((rows, format.row_bytes(columns)), np.uint8)
     step = max(RANGE // max(columns, 1), 1)
 

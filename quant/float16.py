@@ -1,7 +1,7 @@
 """16-bit floats as bits: narrowing rounds to nearest, ties to even, and never to infinity.
 
-What is too large for the type becomes its largest number: a weight that is somewhat wrong harms a model less than an
-infinite one. Written without branches, so that loops over it become vectors.
+A number that is too large for the type becomes its largest finite number: a weight that is somewhat wrong harms a model
+less than an infinite one. The functions have no branches, so that the compiler vectorizes loops over them.
 """
 
 import numpy as np
@@ -16,8 +16,8 @@ LARGEST_BF16 = np.uint32(0x7F7F)
 def to_half(value):
     """Convert float32 to the bits of the nearest float16, uint16.
 
-    Half of what is cut off is added as an integer, which may carry into the exponent. Subnormal results are multiples
-    of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
+    Rounding adds half a unit of the last kept bit to the bits as an integer; the carry may reach the exponent.
+    Subnormal results are multiples of 2 ** -24, as are floats from 1/2 to 1: adding 1/2 rounds to those.
     """
     bits = np.float32(value).view(np.uint32)
     size = np.uint32(bits & np.uint32(0x7FFFFFFF))
@@ -33,7 +33,7 @@ def to_half(value):
 def from_half(bits):
     """Convert the bits of a finite float16 to float32.
 
-    With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
+    Shifting exponent and fraction to their float32 positions gives a number 2 ** 112 times too small, subnormal or not.
     """
     number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
     return -number if bits & np.uint16(0x8000) else number

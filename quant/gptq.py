@@ -1,15 +1,14 @@
 """Encoding with error feedback: later weights of a row compensate for a weight's rounding error.
 
-Known as GPTQ (Frantar et al. 2022, arXiv 2210.17323) and LDLQ (Chee et al. 2023, arXiv 2307.13304). A matrix meets
-inputs x with second moments H = mean of x x^T (the Hessian), so that a row w that becomes q costs (w - q) H (w - q)^T.
-With H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target t[j] =
-w[j] + sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
+Known as GPTQ (Frantar et al. 2022, arXiv 2210.17323) and LDLQ (Chee et al. 2023, arXiv 2307.13304). The inputs x of a
+matrix have the second moments H = mean of x x^T (the Hessian), so encoding a row w as q costs (w - q) H (w - q)^T. With
+H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target t[j] = w[j]
++ sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
 
-Columns are taken 256 at a time. Their scales are searched as always, for the targets as they are by then, and stay;
-then code after code is chosen, those of columns with the largest inputs first (act-order in the program of GPTQ's
-authors): many others can still compensate for their errors. Afterwards codes change wherever that lowers the cost, all
-others given (coordinate descent). Where a code names several weights, in the codebook formats, only the next 256
-columns compensate.
+Columns are processed 256 at a time (a span). The format's usual search finds their scales, once, for the targets at
+that point. Then codes are chosen one by one, columns with the largest inputs first (act-order in the program of GPTQ's
+authors), so that many other columns can still compensate for their errors. Afterwards coordinate descent changes single
+codes where that lowers the cost. In codebook formats, where a code names several weights, only later spans compensate.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -22,17 +21,18 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import compiled, inlined
 
-SPAN = 256  # columns that are taken together
+SPAN = 256  # columns that are processed together
 SWEEPS = 4  # of coordinate descent
-ROWS = 128  # of a matrix that a thread takes at a time
+ROWS = 128  # of a matrix that a thread encodes at a time
 TINY = np.finfo(np.float32).tiny
-LEAST = 1e-6  # of the mean diagonal, added to all of it: columns that meet nothing must not make M singular
+LEAST = 1e-6  # of the mean diagonal, added to the whole diagonal: columns whose inputs are all 0 would make M singular
 
 
 def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
-    """Shrink moments, [n, n], towards uncorrelated columns by `damping` (0 to 1); a new array, float32.
+    """Return moments, [n, n], with their correlations reduced by `damping` (0 to 1): a new array, float32.
 
-    0 leaves the correlations as measured on the text, 1 removes them. The mean square becomes 1, unless it is 0.
+    0 leaves the correlations as measured on the text, 1 removes them. The mean of the diagonal becomes 1, unless it is
+    0.
     """
     diagonal = np.diagonal(moments).astype(np.float64)
     mean = float(diagonal.mean())
@@ -43,7 +43,7 @@ def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
 
 
 def cost(lost: np.ndarray, moments: np.ndarray) -> float:
-    """Compute the mean squared output error of errors in a matrix, float32 [rows, columns], over all rows."""
+    """Compute the mean squared output error that the errors of a matrix, float32 [rows, columns], cause."""
     return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32, copy=False), lost, dtype=np.float64))
 
 
@@ -53,7 +53,7 @@ def spans(columns: int) -> list[slice]:
 
 
 def by_size(importance: np.ndarray) -> np.ndarray:
-    """Order the columns, int [columns]: span after span, in each the most important one first."""
+    """Return the columns, int [columns], span after span, within each span by falling importance."""
     return np.concatenate(
         [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
     )
@@ -62,7 +62,8 @@ def by_size(importance: np.ndarray) -> np.ndarray:
 def factor(m: np.ndarray, threads: int) -> None:
     """Factor a positive definite matrix, float32 [n, n], in place: upper triangular M of M M^T.
 
-    Span after span, the last one first: a copy less than LAPACK's takes, on all threads, and the same for any number.
+    Works span by span, the last one first: with one copy less than LAPACK, on all threads, and with the same result for
+    any number of threads.
     """
     with ThreadPoolExecutor(threads) as pool:
         for part in reversed(spans(len(m))):
@@ -82,7 +83,7 @@ class Feedback:
     """A GPTQ encoder for matrices with the same inputs; the number of threads does not change the bytes."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
-        """Prepare moments, float32 or 64 [columns, columns]; damping: see `shrink`. At 1 there is no feedback."""
+        """Factor the moments, float32 or float64 [columns, columns]; damping: see `shrink`. 1 means no feedback."""
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
         hessian = shrink(moments, damping)
         self._importance = np.diagonal(hessian).copy()
@@ -116,7 +117,7 @@ class Feedback:
         return out
 
     def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
-        """Encode some rows to `out`."""
+        """Encode rows, float32 [rows, columns], to `out`, uint8 [rows, bytes]."""
         format, lost = BY_NAME[name], np.empty_like(weights)
         parts, codes = spans(weights.shape[1]), []
         for part in parts:
@@ -130,16 +131,16 @@ class Feedback:
             else:
                 lost[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
-            for part, chosen in zip(parts, codes, strict=False):  # of codebook formats there are none
+            for part, chosen in zip(parts, codes, strict=False):  # codebook formats have no `codes` here
                 chosen.improve(lost @ self._hessian[:, part], self._hessian[part, part])
                 lost[:, part] = chosen.lost
         for part, chosen in zip(parts, codes, strict=False):
             chosen.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
 
     def _importance_of(self, name: str, part: slice) -> np.ndarray:
-        """Return the weights of errors in a span: in targets moved by earlier errors, or in fixed weights.
+        """Return the weights of errors in a span, float32 [columns of the span].
 
-        Either way later columns compensate as much as they can.
+        With one code per weight, later columns of the same span compensate, too; in codebook formats, later spans only.
         """
         return (self._alone if name in OPENABLE else self._together)[part]
 
@@ -152,7 +153,7 @@ class Feedback:
 
 
 class CodedSpan:
-    """Some columns of a matrix: their scales, and codes for them.
+    """The scales and codes of some columns of a matrix.
 
     Attributes:
         lost: the errors of the weights, float32 [rows, columns].
@@ -168,11 +169,15 @@ class CodedSpan:
         self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
 
     def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
-        """Choose codes one by one with error feedback; unit: float32 [columns, columns]; order: of columns."""
+        """Choose codes one by one with error feedback.
+
+        unit: float32 [columns, columns], the share of a column's error that is added to each later target; order: int
+        [columns].
+        """
         choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
-        """Improve codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
+        """Improve codes by coordinate descent; slopes: float32 [rows, columns], errors of all columns @ moments."""
         improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
@@ -187,7 +192,7 @@ class CodedSpan:
 
 
 class CodeGrid(NamedTuple):
-    """The possible codes: see localllm.quant.block_codes.Codes."""
+    """The possible codes, as the kernels take them: see localllm.quant.block_codes.Codes."""
 
     levels: np.ndarray
     is_even: bool
@@ -195,7 +200,7 @@ class CodeGrid(NamedTuple):
 
 
 class RowsOfSpan(NamedTuple):
-    """The kernels' arguments, [rows, columns]; scales, offsets [rows, groups]; moved: targets or slopes."""
+    """The kernels' arrays, [rows, columns] except scales and offsets [rows, groups]; moved: targets or slopes."""
 
     moved: np.ndarray
     weights: np.ndarray
@@ -219,7 +224,7 @@ def nearest(grid, x):
 
 @compiled
 def choose_codes(unit, order, grid, of):
-    """Choose each row's codes in order: the nearest to its target, which earlier errors have moved."""
+    """Choose each row's codes in order, each nearest to its target, and add its error to the later targets."""
     columns = of.weights.shape[1]
     target = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
@@ -236,7 +241,7 @@ def choose_codes(unit, order, grid, of):
 
 @compiled
 def improve_codes(hessian, grid, of):
-    """Replace each row's codes in order by the one of least cost, all others fixed."""
+    """Replace each row's codes, one after another, by the code of least cost while all others are fixed."""
     columns = of.weights.shape[1]
     slope = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):

@@ -1,4 +1,4 @@
-"""Second moments of a matrix's inputs (the Hessian of GPTQ), and how far to trust them."""
+"""Second moments of a matrix's inputs (the Hessian of GPTQ), and the choice of their damping by validation."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,25 +9,25 @@ import numpy as np
 from localllm.quant.block_codes import dequantize
 from localllm.quant.gptq import Feedback, cost
 
-DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; the last one is no feedback
-SAMPLE = 64  # rows of a matrix that tell which one it is
-FAR = 4  # times the median: squares of inputs that count no more than that
+DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; 1.0 means no error feedback
+SAMPLE = 64  # rows of a matrix on which dampings are compared
+FAR = 4  # times the median: the largest squared norm of an input that counts in full
 PANEL = 128  # columns whose moments a thread sums at a time
-KEEP = 2048  # columns up to which several of their squares are in memory at once, and kept for other matrices
+KEEP = 2048  # columns; up to this size, encoders of several dampings are in memory at once and reused
 
 
 class Hessian:
-    """Second moments of inputs in two halves, so that each can validate what was chosen by the other.
+    """Second moments of the inputs in two halves of the texts: each validates what was fitted on the other.
 
     Attributes:
         counts: rows of each half.  halves: float32 [columns, columns], means over those rows.
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
-        """Compute the moments of pieces, float32 [rows, columns], one per text; any may be empty.
+        """Compute the moments of `pieces`, float32 [rows, columns], one per text; any may be empty.
 
-        is_read: rows of the matrix are activations, too, as those of an embedding: errors count in themselves as much
-        as in what the matrix makes.
+        is_read: rows of the matrix are also used as activations, as an embedding's are: the errors of single weights
+        count as much as errors of its outputs.
         """
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
@@ -40,11 +40,11 @@ class Hessian:
         self._known: dict[tuple[int, float], Feedback] = {}
 
     def feedback(self, name: str, some: np.ndarray) -> Feedback:
-        """Make the encoder of a matrix in a format, by both halves; some: rows of it, float32 [rows, columns]."""
+        """Make the encoder of a matrix in a format, from both halves; some: sample rows, float32 [rows, columns]."""
         return self._feedback(2, self.damping(name, some))
 
     def damping(self, name: str, some: np.ndarray) -> float:
-        """Return the one of DAMPINGS with which each half does best on the other."""
+        """Return the one of DAMPINGS with the least error when each half is validated on the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
@@ -58,11 +58,11 @@ class Hessian:
 
     @property
     def _is_small(self) -> bool:
-        """Return whether there is memory for several factors at once."""
+        """Return whether encoders of several dampings fit in memory at once."""
         return len(self.halves[0]) <= KEEP
 
     def _feedback(self, half: int, damping: float) -> Feedback:
-        """Make an encoder by one half, or by both (2)."""
+        """Make an encoder from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]
         encoder = Feedback(self._whole() if half == 2 else self.halves[half], damping, self._threads)
@@ -71,7 +71,7 @@ class Hessian:
         return encoder
 
     def _whole(self) -> np.ndarray:
-        """Average over all rows, float32."""
+        """Average the halves' moments over all rows, float32 [columns, columns]."""
         one, other = (np.float32(count / max(sum(self.counts), 1)) for count in self.counts)
         whole = self.halves[0] * one
         whole += self.halves[1] * other
@@ -79,16 +79,17 @@ class Hessian:
 
 
 def add_own_errors(moments: np.ndarray) -> None:
-    """Add to the moments' diagonal, in place, the mean of the diagonal, so that errors of single weights count."""
+    """Add the mean of the diagonal to the diagonal, in place, so that errors of single weights count."""
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 
 def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
     """Average x x^T over all rows x, outliers scaled down: float32 [columns, columns].
 
-    A few tokens, the first one of a text above all, make some layers' inputs a thousand times as large as others (Sun
-    et al. 2024, arXiv 2402.17762). A norm after them makes them small again, and they must not decide for all: squares
-    count as FAR times the median one at most. Summed in float64. What is too large for a float32 is not finite.
+    For a few tokens, above all the first one of a text, some layers' inputs are a thousand times as large as for others
+    (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not outweigh all
+    others here: a row's squared norm counts as FAR times the median at most. Sums are in float64; a result too large
+    for float32 becomes infinite.
     """
     parts, count = outlier_shares(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
@@ -108,7 +109,7 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
 
 
 def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return which part of each row's squares counts, float32 [rows, 1]; None where all of all."""
+    """Return the share of each row's squares that counts, float32 [rows, 1] per piece; None if all shares are 1."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
     most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
@@ -118,6 +119,6 @@ def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield rows, float32 [rows, columns] in each piece, scaled so that none exceeds FAR times the median."""
+    """Yield each piece, float32 [rows, columns], its rows scaled to squared norms of FAR times the median at most."""
     for piece, part in zip(pieces, outlier_shares(pieces), strict=True):
         yield piece if part is None else piece * np.sqrt(part)

@@ -1,12 +1,12 @@
 """IQ4_NL and IQ4_XS: a 4-bit code picks one of 16 values, close near zero and far apart at the ends.
 
-IQ4_NL ("non-linear") has a d for 32 weights: weight = d * VALUES[code]; IQ4_XS one for 256, and 8 groups with scales of
-6 bits: weight = d * (scale - 32) * VALUES[code].
+IQ4_NL ("non-linear") has a d for 32 weights: weight = d * VALUES[code]. IQ4_XS has a d for 256 weights, and 8 groups
+with scales of 6 bits: weight = d * (scale - 32) * VALUES[code].
 
-The search: given a scale, the best codes are those of the nearest values v; given codes, the best scale is Σwxv / Σwv²,
-which takes (Σwxv)² / Σwv² off the error Σwx². So candidate scales of both signs (the values are not symmetric) are
-scored by that, the best of each sign are re-fitted in turns of codes and scale, and the last turns use only scales that
-can be stored. On random blocks this comes within 0.1 % of trying every float16 d.
+The search: given a scale, the best codes are those of the nearest values v. Given codes, the best scale is Σwxv / Σwv²,
+which takes (Σwxv)² / Σwv² off the error Σwx². Candidate scales of both signs (the values are not symmetric) are scored
+by that. The best of each sign is refined: best codes and best scale in turns, at the end only with scales that can be
+stored. On random blocks the error comes within 0.1 % of that of the best float16 d.
 """
 
 import math
@@ -27,14 +27,14 @@ VALUES = np.array(IQ4_VALUES, dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2
 STEPS = VALUES[1:] - VALUES[:-1]
 
-# What the largest weight of a group may be divided by its scale. Denser does not help, narrower loses up to 1 %.
+# Candidates for (largest weight of a group) / scale. A denser list does not help; a narrower one loses up to 1 %.
 TARGETS = np.array([64, 74, 81, 88, 94, 100, 106, 112, 117, 122, 127, 133, 141, 155, 175, 210], dtype=np.float32)
 TURNS = 8  # at most, of fitting d; two or three are usual
-TINY = np.float32(1e-20)  # what is smaller than this share of the block's largest weight is nothing
-# Which multiple of d the scale of largest size may be, or nearly be.
+TINY = np.float32(1e-20)  # groups whose weights are all below this share of the block's largest weight count as zeros
+# Candidates for (the group scale of largest size) / d: the largest scale is about one of these multiples of d.
 LEVELS = np.stack([np.arange(start, start + 5, 0.25) for start in (-34, -29, -24, 19, 24, 29)]).astype(np.float32)
 
-# Σwxv must grow by more than this for another turn: less is rounding.
+# The gain must grow by this factor for another turn; a smaller growth is rounding error.
 GAIN = np.float32(1 + 1e-6)
 
 
@@ -55,9 +55,9 @@ def fit(weights, importance, inverse):
 
 @compiled
 def best_scale(weights, importance, sign):
-    """Return (scale, gain): the scale of this sign that reduces the error of 32 weights most.
+    """Return the scale of this sign with the least error for 32 weights, and its gain.
 
-    gain is by how much. For zeros, any scale.
+    The gain is what the scale takes off the error. If all weights are zero, the scale is arbitrary.
     """
     largest = np.float32(0)
     for i in range(32):
@@ -88,7 +88,7 @@ def storable(scale, unit):
 
 @compiled
 def fit_block(weights, importance, unit):
-    """Return the d of 32 weights in units of `unit`: a float16 that fits its own codes best."""
+    """Return the best float16 d found for 32 weights, which are in units of `unit`."""
     plus, plus_gain = best_scale(weights, importance, np.float32(1))
     minus, minus_gain = best_scale(weights, importance, np.float32(-1))
     d = storable(plus if plus_gain > minus_gain else minus, unit)
@@ -132,16 +132,16 @@ def encode_iq4_nl(weights, importance, out):
 
 @compiled
 def nearest_multiple(scale, d):
-    """Return the nearest integer scale."""
+    """Return the integer nearest scale / d that 6 bits can hold: -32 .. 31."""
     return min(max(np.rint(scale / d), np.float32(-32)), np.float32(31))
 
 
 @compiled
 def choose_d(scales, gains, levels):
-    """Choose the d whose multiples suit the 8 groups best.
+    """Choose the d whose multiples suit the scales of the 8 groups best; scales, gains: [2 signs, 8].
 
-    The extreme of their scales is one of `levels` times d. What a group gains with a multiple is about gain * (1 - (1 -
-    multiple * d / scale)²), with its better scale of two.
+    Candidates: the scale of largest size divided by each of `levels`. With the scale multiple * d a group gains about
+    gain * (1 - (1 - multiple * d / scale)²); of its two scales the better one counts.
     """
     extreme = np.float32(0)
     for group in range(8):
@@ -164,9 +164,9 @@ def choose_d(scales, gains, levels):
 
 @compiled
 def choose_multiple(x, w, scales, gains, d):
-    """Choose a group's integer scale: the nearest to one of its scales, or a neighbour, by error.
+    """Choose a group's integer scale by error: the nearest to one of its two scales, or one more, or one less.
 
-    Returns that error (less Σwx²), Σwxv and Σwv² with it.
+    Returns the integer, the error (less Σwx²), Σwxv and Σwv².
     """
     least, best, best_product, best_square = np.float32(0), 0, np.float32(0), np.float32(0)
     first = 0 if gains[0] > gains[1] else 1
@@ -187,7 +187,7 @@ def choose_multiple(x, w, scales, gains, d):
 
 @compiled
 def choose_multiples(x, w, scales, gains, d, multiples):
-    """Fit the integer scales of the 8 groups to d; return the error (less Σwx²) and the best d."""
+    """Fit the integer scales of the 8 groups to d; return the error (less Σwx²) and the best d for these integers."""
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
@@ -201,7 +201,7 @@ def choose_multiples(x, w, scales, gains, d, multiples):
 
 @compiled
 def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
-    """Return the d of 256 weights in units of `unit`; integer scales go to `best_multiples`."""
+    """Return the best d for 256 weights, which are in units of `unit`; write the integer scales to best_multiples."""
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
         scales[0, group], gains[0, group] = best_scale(x[part], w[part], np.float32(1))
@@ -225,7 +225,7 @@ def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
 
 @compiled
 def store_super_block(x, unit, d, multiples, out):
-    """Write a block."""
+    """Write d, the integer scales and the nearest codes to the bytes of a block."""
     out[:XS_CODES] = 0
     put_half(out, XS_D, d)
     for group in range(8):

@@ -1,23 +1,26 @@
 """The layouts of blocks, shared by unpacking, quantizing, GPU kernels, tests and random files.
 
-A block is a few consecutive fields. Most weights are whole numbers, their *codes*, of 1 to 8 bits each, which are in
-one field or in two (the low bits and the high ones) and belong to groups with a scale each:
+A block is a few consecutive fields. Most formats store a weight as an integer, its *code*, of 1 to 8 bits, in one field
+or in two (the low bits and the high ones). A group of weights shares a scale:
 
-    weight = d * scale * (code - centre)              d: a float16; scale: 1, or a whole number of its own for a group
+    weight = d * scale * (code - centre)              d: a float16; scale: 1, or an integer per group
     weight = d * scale * code - low * minimum         low: another float16 (Q4_1 and Q5_1: + low)
     weight = d * scale * values[code]                 values: 16 that are not evenly spaced
 
-NVFP4 and MXFP4 have small floats for scales and no d; TQ1_0 has five digits of base three in a byte. In the formats
-with a grid a code names 8 weights at once, an octet, or 4, and signs are apart; `parts` says where these fields begin:
+NVFP4 and MXFP4 have small floats for scales and no d; TQ1_0 has five base-3 digits in a byte. In the formats with a
+grid (codebook) a code names 4 or 8 weights (an octet), and signs are stored apart; `parts` says where these fields
+begin:
 
-    codes    the low 8 bits of each code. Of IQ2_XS 16 bits: a code of 9 and a sign code. Of IQ2_XXS 8 bytes for a run
-             of 32 weights: 4 codes, and a word of 32 bits
-    high     what is left of the codes, from the lowest bits up: 2 bits of each in IQ2_S, 1 in IQ3_S; in IQ1_M 3 and the
-             sign of an octet's shift (set: minus)
-    signs    a bit for each weight (set: minus). A sign code has 7 of an octet; the eighth makes their number even
-    scales   of a group, 4 bits each, the low half first. Of IQ2_XXS and IQ3_XXS a word of 32 bits for each run: 4 sign
-             codes, and the scale on top. Of IQ1_S 16 bits for each run: 3 more bits of 4 codes, a scale of 3 bits, the
-             sign of the shift. Of IQ1_M four words of 16 bits: four scales of 3 bits, and 4 bits of d on top
+    codes    the low 8 bits of each code. In IQ2_XS 16 bits: a 9-bit code and a sign code. In IQ2_XXS 8 bytes for every
+             32 weights: 4 codes, and the 32-bit word that `scales` describes
+    high     the high bits of the codes, from the lowest bits of a byte up: 2 bits each in IQ2_S, 1 in IQ3_S; in IQ1_M
+             3, and the sign of an octet's shift (set: minus)
+    signs    a bit for each weight (set: minus). A sign code has 7 bits for an octet; its eighth sign makes the number
+             of minus signs even
+    scales   4 bits for each group, the low half of a byte first. In IQ2_XXS and IQ3_XXS a 32-bit word for every 32
+             weights: 4 sign codes, and the scale in the top 4 bits. In IQ1_S 16 bits for every 32 weights: 3 high bits
+             of each of 4 codes, a scale of 3 bits, the sign of the shift. In IQ1_M four 16-bit words, each with four
+             scales of 3 bits and 4 bits of d on top
 
     weight = d * (scale + 1/2) / 4 * grid[code] * sign       IQ2; of IQ3_XXS / 2, of IQ3_S * 2
     weight = d * (1 + 2 * scale) * (grid[code] ± 1/8)        IQ1
@@ -65,19 +68,19 @@ Fields = tuple[Field | Places, ...]
 class Layout(NamedTuple):
     """The layout of a format's block."""
 
-    d: int | None  # the first byte of its float16, None if it has none, or has it in pieces
+    d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in pieces
     group: int  # weights that share a scale
-    codes: tuple[Field, ...] = ()  # of the weights; the lowest bits first, as everywhere
+    codes: tuple[Field, ...] = ()  # one per weight; the field with the lowest bits first, as in all tuples of fields
     centre: int = 0
-    step: int = 1  # a code counts so much: (step * code - centre)
+    step: int = 1  # weight = d * scale * (step * code - centre)
     values: tuple[int, ...] = ()
-    scales: Fields = ()  # whole numbers, of the groups
+    scales: Fields = ()  # one number per group
     scale_centre: int = 0
-    scale_type: str = "integer"  # or int8; e8m0 and ue4m3: floats, of which the half counts, and no d
-    low: int | None = None  # the first byte of that float16
-    minimums: Fields = ()  # of the groups; none: low itself is the minimum, and added
-    grid: int = 0  # weights that a code names, if there is a grid
-    parts: tuple[tuple[str, int], ...] = ()  # the other fields by name: their first bytes
+    scale_type: str = "integer"  # or "int8"; "e8m0" and "ue4m3" are floats, which count half, without a d
+    low: int | None = None  # the first byte of the float16 low
+    minimums: Fields = ()  # one number per group; () with a low: low itself is added
+    grid: int = 0  # weights that a code names; 0 without a grid
+    parts: tuple[tuple[str, int], ...] = ()  # (name, first byte) of the fields of formats with a grid
 
     @property
     def bits(self) -> int:
@@ -86,21 +89,21 @@ class Layout(NamedTuple):
 
     @property
     def sub_block(self) -> int:
-        """The weights of a run of 32 that share a scale: 32 or 16."""
+        """How many of 32 consecutive weights share a scale: 32 or 16."""
         return min(self.group, 32)
 
     def part(self, name: str) -> int:
-        """Return the first byte of that field."""
+        """Return the first byte of a field of `parts`."""
         return dict(self.parts)[name]
 
 
 def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """Place a number in each of `count` bytes."""
+    """Place one number in each of `count` bytes from `at`, `shift` bits up."""
     return tuple((at + i, shift) for i in range(count))
 
 
-# A float of 4 bits (sign, 2 bits exponent, 1 bit mantissa: E2M1), doubled so that all are whole numbers; the scales
-# count half to match.
+# The 4-bit floats E2M1 (sign, 2 bits exponent, 1 bit mantissa), doubled so that all are integers; scales are halved to
+# match.
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # kvalues_iq4nl in ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -108,8 +111,9 @@ IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 # TQ1_0's codes: (first weight, first byte, bytes, digits in each): digit n of byte i is weight first + n * bytes + i.
 TRITS = ((0, 0, 32, 5), (160, 32, 16, 5), (240, 48, 4, 4))
 
-# Scales and minimums of 6 bits in 12 bytes: those of groups 0 to 3 in the low bits of bytes 4 to 7 and of 8 to 11; of
-# groups 4 to 7 the low 4 bits in bytes 12 to 15, the scale's below, the high 2 above those of groups 0 to 3.
+# 8 scales and 8 minimums of 6 bits in 12 bytes. Groups 0 to 3: the low 6 bits of bytes 4 to 7 (scales) and 8 to 11
+# (minimums). Groups 4 to 7: the low 4 bits in bytes 12 to 15 (scale in the low half, minimum in the high half), the
+# high 2 bits on top of bytes 4 to 7 and 8 to 11.
 K_SCALES = (
     Places(4, in_order(4, 4, 0) + in_order(12, 4, 0)), Places(2, in_order(4, 4, 4) + in_order(4, 4, 6))
 )  # fmt: skip
@@ -157,13 +161,13 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def floats_at(name: str) -> tuple[int, ...]:
-    """Return the positions of a block's float16 numbers."""
+    """Return the first bytes of a block's float16 numbers."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)
 
 
 def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
-    """Read the first `count` numbers of blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
+    """Read the first `count` numbers of `fields` from blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
     total, above = np.zeros((len(blocks), count), np.int64), 0
     for field in fields:
         byte, bit = np.array([field.place(i) for i in range(count)]).T
@@ -173,14 +177,14 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
 
 
 def halved_e8m0() -> np.ndarray:
-    """Tabulate half of each 8-bit exponent (E8M0) 2 ** (e - 127): float32 [256]."""
+    """Tabulate half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def halved_ue4m3() -> np.ndarray:
-    """Tabulate half of each byte as an unsigned float of 4 bits exponent (bias 7), 3 bits mantissa.
+    """Tabulate half the value of each UE4M3 byte (4 bits exponent with bias 7, 3 bits mantissa): float32 [256].
 
-    float32 [256]. The topmost bit is ignored, and 0x7f (not a number) counts as zero, as in ggml.
+    As in ggml, the topmost bit is ignored, and 0x7f (not a number) counts as zero.
     """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7

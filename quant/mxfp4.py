@@ -2,8 +2,8 @@
 
 The highest bit of a code is the sign: weight = 2 ** (e - 127) * SIZES[code & 7] * sign.
 
-Source: OCP Microscaling Formats (MX) Specification 1.0. It takes the exponent of the largest weight; the search tries
-those around it: one more does not cut off the largest weight, fewer serve the small ones better.
+Source: OCP Microscaling Formats (MX) Specification 1.0. It takes the exponent of the largest weight. The search also
+tries one more, which does not clip the largest weight, and up to three less, which suit small weights better.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ def best_exponent(weights, importance):
 
 @compiled
 def encode_block(weights, importance, out):
-    """Encode 32 weights."""
+    """Encode 32 weights to the bytes of a block."""
     e = best_exponent(weights, importance)
     scale = power_of_two(127 - e)
     out[SCALE] = e

@@ -1,7 +1,7 @@
-"""An on-disk cache for the searches that Numba compiles, once per computer.
+"""An on-disk cache for the searches that Numba compiles, so that each computer compiles them once.
 
-Numba's own cache does not see an edit in a file that a function's callees come from. Ours lies in a folder named by a
-key of everything that the machine code depends on: all sources of this package, compiler versions, CPU.
+Numba's own cache does not notice edits in the files of a function's callees. This one is in a folder named by a hash of
+everything that the machine code depends on: all sources of this package, compiler versions, CPU.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvid
 
 from localllm.quant.cache import cache_folder, make_private
 
-# Sums may be taken in any order, products added without rounding, quotients made of reciprocals: that is what makes
-# vectors of loops. NaN and infinity keep their meaning. The order is fixed when a loop is compiled.
+# The compiler may reorder sums, fuse multiply and add, and divide by reciprocals; without that it vectorizes no loops.
+# NaN and infinity keep their meaning. The order of sums is fixed when a loop is compiled, so results are reproducible.
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def compiled(function: Callable, name: str = "") -> Any:
+def compiled(function: Callable, name: str = "") -> Callable:
     """Decorate a function that Numba compiles at its first call, without the GIL, cached on disk.
 
     If the folder cannot be written, every process compiles it anew. name: distinguishes functions made from the same
@@ -39,7 +39,7 @@ def compiled(function: Callable, name: str = "") -> Any:
     return dispatcher
 
 
-problems: list[str] = []  # why machine code could not be kept, in one line, once it was so
+problems: list[str] = []  # at most one message: why machine code could not be cached
 
 
 @contextmanager
@@ -51,15 +51,15 @@ def noting() -> Iterator[None]:
         problems[:] = [f"compiled searches cannot be kept in {code_folder()}: {error.strerror}"]
 
 
-def inlined(function: Callable) -> Any:
-    """Decorate a part of compiled functions that is compiled into each, so that loops see constant bounds."""
+def inlined(function: Callable) -> Callable:
+    """Decorate a function that is compiled into each of its callers, so that its loops see constant bounds."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
 
 
-def compiled_encoder(name: str, encode: Callable) -> Any:
-    """Compile an encoder made for a format, as `compiled`.
+def compiled_encoder(name: str, encode: Callable) -> Callable:
+    """Compile an encoder made for a format, as `compiled` does.
 
-    Compiled into a function that does nothing else, its searches see constant bounds: in 0.8 of the time.
+    It is inlined into a function of its own, so that its searches see constant bounds, and take 0.8 of the time.
     """
     rows = inlined(encode)
     return compiled(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
@@ -67,7 +67,7 @@ def compiled_encoder(name: str, encode: Callable) -> Any:
 
 @cache
 def code_folder() -> Path:
-    """Return the folder of this computer's machine code, named by the key."""
+    """Return the folder of this computer's machine code, named by a hash of what the code depends on."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -87,7 +87,7 @@ class _Locator(UserProvidedCacheLocator):
 
     @classmethod
     def from_function(cls, function: FunctionType, source: str) -> "_Locator":
-        make_private(code_folder())  # Numba reads pickles there, which are as good as programs
+        make_private(code_folder())  # Numba unpickles files from there: whoever can write them can run code
         locator = cls(function, source)
         locator.ensure_cache_path()
         return locator
@@ -98,25 +98,26 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Numba's cache in our folder. Unreadable entries are compiled anew."""
+    """Numba's cache in our folder. A function whose entry cannot be read is compiled again."""
 
     _impl_class = _Implementation
 
-    def _index_key(self, signature: Any, codegen: Any) -> Any:
-        """Return a key without Numba's hash of a function's closure.
+    def _index_key(self, signature, codegen):
+        """Return a key without Numba's hash of the function's closure.
 
-        That differs between processes for compiled functions; the function's name and the folder's tell the rest.
+        That hash differs between processes if the closure holds compiled functions. The function's name and the
+        folder's identify it instead.
         """
         return signature, codegen.magic_tuple()
 
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
+    def load_overload(self, signature, target_context):
         try:
             return super().load_overload(signature, target_context)
         except Exception:  # a damaged file can make unpickling raise anything
             with suppress(OSError):
-                self.flush()  # the index, which would be read again when something is saved
+                self.flush()  # empties the index, which saving would otherwise read again
             return None
 
-    def save_overload(self, signature: Any, data: Any) -> None:
-        with noting():  # a full disk, say
+    def save_overload(self, signature, data) -> None:
+        with noting():  # the disk may be full
             super().save_overload(signature, data)

@@ -1,6 +1,6 @@
 """The encoder of Q1_0: blocks of 128 weights, each ±d.
 
-For given signs the best d is Σw|x| / Σw, with the weights' own signs: any other sign costs more.
+The best signs are those of the weights x; for them, with importance w, the best d is Σw|x| / Σw.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """The encoder of Q8_0: blocks of 32 weights, weight = scale * code.
 
-With this many codes the error hardly depends on the size of the scale, but on how the weights happen to fall between
-its multiples: of some scales a little above the least, the best takes a sixth off the error.
+With 255 codes the error hardly depends on the size of the scale, but on where the weights happen to fall between its
+multiples: trying a few scales above the smallest possible one takes a sixth off the error.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from localllm.quant.numba_cache import compiled, inlined
 f32 = np.float32
 BYTES, CODES, D = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at, LAYOUTS["Q8_0"].d
 TOP, HUGE = f32(127), f32(3e38)
-SCALES = 6  # tried: the largest size by 127, 126, ...; by a whole number, so that what was encoded once stays as it is
+SCALES = 6  # scales tried: the largest |weight| / 127, / 126, ...; integer divisors, so that encoding is idempotent
 
 
 @inlined

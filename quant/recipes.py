@@ -1,17 +1,18 @@
 """Recipes such as Q4_K_M, which give each tensor its format by the rules of llama-quantize.
 
-A recipe names one format for most matrices. Some matrices matter more than others, and get more bits: attention's
-values and the last matrix of the feed-forward part, above all in the first and last layers, and the output matrix.
-Vectors, norms and small matrices stay as they are.
+A recipe names one format for most matrices. The more sensitive ones get more bits: attn_v and ffn_down, above all in
+the first and last layers, and the output matrix. Vectors, norms and small matrices are not quantized.
 
-Source: llama.cpp's src/llama-quant.cpp; its dry runs are what tests compare with.
+Source: llama.cpp's src/llama-quant.cpp; tests compare with its dry runs.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from localllm.quant.formats import BY_NAME
 from localllm.quant.roles import (
@@ -31,7 +32,7 @@ from localllm.quant.roles import (
 
 
 class Recipe(NamedTuple):
-    """A file type."""
+    """A file type of llama.cpp, such as Q4_K_M."""
 
     number: int  # general.file_type
     name: str
@@ -100,13 +101,16 @@ class ModelFacts(NamedTuple):
     importance: bool  # an importance matrix is used
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelFacts":
-        """Read them from metadata; missing or non-numeric ones count as 0, heads_kv as heads."""
+    def of(cls, metadata: Mapping[str, object], importance: bool) -> "ModelFacts":
+        """Read the properties from metadata.
+
+        A missing or non-integer value counts as 0; head_count_kv then counts as head_count.
+        """
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
             value = metadata.get(f"{arch}.{key}", default)
-            if hasattr(value, "__len__"):  # one per layer
+            if isinstance(value, Sequence | np.ndarray):  # one per layer
                 value = value[0] if len(value) else default
             return int(value) if isinstance(value, Integral) else default
 
@@ -124,7 +128,7 @@ class ModelFacts(NamedTuple):
 
 
 class MatrixPlace(NamedTuple):
-    """A matrix's position among those of its role."""
+    """The position of a matrix among the `layers` matrices of its role."""
 
     model: ModelFacts
     layer: int
@@ -140,15 +144,12 @@ class MatrixPlace(NamedTuple):
 
     @property
     def favoured(self) -> bool:
-        """Return whether the layer is in the first or last eighth, or is every third between."""
+        """Return whether the layer is in the first or last eighth, or is every third one in between."""
         return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shared(self) -> bool:
-        """Return whether at least 4 query heads share a key-value head.
-
-        Then attention's values are small and count four times.
-        """
+        """Return whether at least 4 query heads share a key-value head: then attn_v is small and matters more."""
         return self.model.grouping >= 4
 
 
@@ -158,7 +159,7 @@ SMALL = ("IQ2_S", "IQ2_M")
 
 
 def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """Make a table by recipe; a row may name several."""
+    """Make a table of rules by recipe; a row may name several recipes."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
@@ -224,24 +225,24 @@ EMBEDDING_FORMATS = {
 
 
 def value_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of attention's values."""
+    """Choose the format of attn_v."""
     if recipe in TINY or recipe in SMALL:
         return VALUE_RULES[recipe](at)
-    if at.model.experts == 8:  # small beside the experts
+    if at.model.experts == 8:  # attention is small compared with the experts
         return "Q8_0"
     chosen = VALUE_RULES.get(recipe, lambda at: "")(at)
     return "Q5_K" if at.model.is_70b and (chosen or RECIPES[recipe].base) in ("Q3_K", "Q4_K") else chosen
 
 
 def key_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of attention's keys."""
+    """Choose the format of attn_k."""
     if at.model.experts == 8:
         return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
     return QUERY_RULES.get(recipe, lambda at: "")(at)
 
 
 def attention_output_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of the matrix after attention."""
+    """Choose the format of attn_output."""
     falcon, eight = at.model.arch == "falcon", at.model.experts == 8
     if falcon and recipe not in TINY and recipe not in SMALL:
         table = FALCON_ATTENTION_OUTPUT_RULES
@@ -251,7 +252,7 @@ def attention_output_format(recipe: str, at: MatrixPlace) -> str:
 
 
 def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
-    """Choose the format of the output matrix, also if it is the embedding matrix."""
+    """Choose the format of the output matrix, or of an embedding matrix that serves as one."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
     if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
@@ -259,9 +260,9 @@ def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
     return "Q8_0" if recipe.base == "Q8_0" else "Q6_K"
 
 
-# ---- a format that fits the row
+# ---- fallbacks for rows that are not whole blocks
 
-FALLBACKS = {  # larger blocks -> blocks of 32
+FALLBACKS = {  # format with larger blocks -> format with blocks of 32
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
     **dict.fromkeys(("Q2_0", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
     "Q4_K": "Q5_0",
@@ -278,22 +279,22 @@ def fit_format(name: str, columns: int) -> str:
     return name if columns % BY_NAME[name].block == 0 else "F16"
 
 
-# ---- all together
+# ---- the plan for a model
 
 
 class Options(NamedTuple):
-    """The user's overrides. Formats by name, "" for the recipe's choice."""
+    """The user's overrides. A format is given by name; "" leaves the choice to the recipe."""
 
     pure: bool = False  # the base format for every matrix
-    output: str = ""
-    embedding: str = ""
-    keep_output: bool = False  # output.weight stays as it is
-    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # a format for names in which the pattern is found
-    formats: Mapping[str, str] = MappingProxyType({})  # by the tensors' names
+    output: str = ""  # the format of the output matrix
+    embedding: str = ""  # the format of the embedding matrix
+    keep_output: bool = False  # do not quantize output.weight
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # (pattern searched in tensor names, format)
+    formats: Mapping[str, str] = MappingProxyType({})  # by tensor name
 
 
 class TypeChoice(NamedTuple):
-    """The format of a tensor, and the one that its rows do not fit."""
+    """The format of a tensor, and the format wanted for it, which its rows may not fit."""
 
     format: str
     wanted: str
@@ -304,7 +305,7 @@ class TypeChoice(NamedTuple):
 
 
 class Planner:
-    """A chooser of formats for one model's tensors; it counts, so ask in the order of `llama_order`."""
+    """Chooses the formats of one model's tensors; it counts them, so call `choose` in the order of `llama_order`."""
 
     def __init__(self, recipe: Recipe, model: ModelFacts, names: Iterable[str], options: Options):
         roles = [role_of(name) for name in names]
@@ -314,7 +315,7 @@ class Planner:
         self.seen: dict[str, int] = {}
 
     def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
-        """Choose a tensor's format; None if it stays as it is. Raises ValueError if no rule fits the name."""
+        """Choose a tensor's format; None if it is not quantized. Raises ValueError if no rule fits the name."""
         role = role_of(name)
         if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
@@ -359,7 +360,7 @@ class Planner:
         return table.get(recipe, lambda at: "")(at)
 
     def place(self, name: str, role: str) -> MatrixPlace:
-        """Return a matrix's position: counted, or with experts, where counting goes wrong, by its name."""
+        """Return a matrix's position: by counting, or, in models with experts, by the layer in its name."""
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
         by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)
@@ -372,7 +373,7 @@ class Planner:
 
 
 def llama_order(names: Iterable[str]) -> list[str]:
-    """Sort names as llama.cpp counts and writes: those without a layer first, then by layer, then by name."""
+    """Sort names in llama.cpp's order: names without a layer first, then by layer, then by name."""
 
     def key(name: str) -> tuple[int, bytes]:
         match = re.match(r"blk\.([0-9]+)\.", name)

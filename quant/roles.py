@@ -1,11 +1,11 @@
-"""Tell from a tensor's name whether it is quantized, and what it is for.
+"""Tells from a tensor's name whether it is quantized, and its role in the model.
 
-Source: llama.cpp's src/llama-quant.cpp; its dry runs are what tests compare with.
+Source: llama.cpp's src/llama-quant.cpp; tests compare with its dry runs.
 """
 
 import re
 
-KEPT = re.compile(  # small or delicate matrices that keep the format they have
+KEPT = re.compile(  # small or sensitive matrices, which are not quantized
     r"""_norm\.weight | ffn_gate_inp\.weight | ffn_gate_tid2eid\.weight | altup | laurel | per_layer_model_proj
     | ^position_embd\.weight$ | ^token_types\.weight$ | ssm_conv1d | shortconv\.conv\.weight
     | indexer\.[kq]_proj\.weight | time_mix_(?:first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight
@@ -15,15 +15,15 @@ KEPT = re.compile(  # small or delicate matrices that keep the format they have
 )
 
 
-KEPT_OF_ARCH = {  # more of them, of one architecture
-    "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's lies on its side: llama-quantize spoils the file
+KEPT_OF_ARCH = {  # more of them, in one architecture only
+    "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's is transposed: llama-quantize breaks the file
     "glm5-next": re.compile(
         r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
         | attn_kv_a_mqa\.weight | attn_[kv]_b\.weight""",
         re.VERBOSE,
     ),
 }
-IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # and no less, whatever the recipe
+IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices that get Q8_0 in every recipe
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
@@ -36,21 +36,21 @@ def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
     return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
 
 
-# ---- what a tensor is for
+# ---- roles
 
 OUTPUT, EMBEDDING, QUERY, KEY, VALUE, ATTENTION_OUTPUT, UP, GATE, DOWN, OTHER = (
     "output",
     "embedding",
     "query",
     "key",
-    "value",  # also fused with query and key, or made from the latent cache
+    "value",  # also fused with query and key (attn_qkv), or expanded from MLA's latent cache (attn_kv_b)
     "attention output",
     "up",
     "gate",
     "down",
     "other",
 )
-ROLES = [  # parts of names, the first that is found
+ROLES = [  # (role, substrings of names); the first match counts
     (VALUE, ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")),
     (KEY, ("attn_k.weight",)),
     (QUERY, ("attn_q.weight",)),
@@ -62,7 +62,7 @@ ROLES = [  # parts of names, the first that is found
 
 
 def role_of(name: str) -> str:
-    """Return the role of a tensor, as far as the rules distinguish."""
+    """Return the role of a tensor; OTHER for all that no rule distinguishes."""
     if name == "output.weight":
         return OUTPUT
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):

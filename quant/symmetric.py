@@ -1,8 +1,8 @@
 """Search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K.
 
-The same as in affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may be
-negative, which turns the range of codes around. In a super-block scale = factor * k, with integers k in
--steps..steps - 1, and the same three stages.
+The search is that of affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may
+be negative, which mirrors the range of codes. In a super-block scale = factor * k, with integers k in -steps..steps -
+1, found in the same three stages.
 """
 
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
 
-START, SPACING = f32(-0.6), f32(0.45)  # of blocks with 16 codes or more
+START, SPACING = f32(-0.6), f32(0.45)  # see Search; for blocks with 16 codes or more
 FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 
 
 class Search(NamedTuple):
-    """The codes and the extent of the search.
+    """The range of codes, and the parameters of the search.
 
-    The grid puts the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
+    The scales tried put the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
     """
 
     bottom: f32
@@ -35,10 +35,10 @@ class Search(NamedTuple):
     grid: int  # scales tried in a sub-block
     start: f32
     spacing: f32
-    refits: int  # of each
+    refits: int  # of each scale tried
     rounds: int  # of stage 3 at most
-    steps: f32 = ONE
-    reach: int = 0  # integers tried in stage 3 on either side
+    steps: f32 = ONE  # integers k are -steps .. steps - 1
+    reach: int = 0  # stage 3 tries k - reach .. k + reach
 
 
 class SymmetricSuperBlock(NamedTuple):
@@ -76,7 +76,7 @@ def inverse_of(scale):
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * `unit`, a power of two, is a float16; to 0 only for 0."""
+    """Round `value` so that value * `unit` (a power of two) is a float16, and 0 only if `value` is 0."""
     size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
@@ -96,13 +96,13 @@ def code_sums(x, weight, b, scale, bottom, top):
 
 @inlined
 def predict_error(wxx, wll, wlx, scale):
-    """Compute the error from the sums."""
+    """Compute the error Σw(x - scale * l)² from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
 
 @inlined
 def search_block(s, b, search):
-    """Find the scale of sub-block b, and the sums of its codes (stage 1)."""
+    """Find the scale of sub-block b and the sums over its codes (stage 1)."""
     x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
     lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
     for i in range(x.shape[1]):
@@ -114,7 +114,7 @@ def search_block(s, b, search):
         beyond = search.start + search.spacing * f32(step // 2)
         s.grid_scale[step] = extreme / (top + beyond if step % 2 else bottom - beyond)
     least = HUGE
-    for refit in range(search.refits):  # outside, so that the processor works on several scales at once
+    for refit in range(search.refits):  # the outer loop, so that the processor works on several scales at once
         for step in range(search.grid):
             wll, wlx = code_sums(x, weight, b, s.grid_scale[step], bottom, top)
             scale = wlx * inverse_of(wll)
@@ -165,7 +165,7 @@ def first_factor(s, steps, unit):
 
 @inlined
 def round_block(s, b, search, factor):
-    """Choose the integer of sub-block b near its present one; update its sums, return the error (stage 3)."""
+    """Choose the integer k of sub-block b near its present one; update its sums, return the error (stage 3)."""
     start_k, least = s.k[b], HUGE
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
@@ -179,7 +179,7 @@ def round_block(s, b, search, factor):
 
 @compiled
 def search_super_block(s, search, unit):
-    """Run all stages; return the factor, with the integers in best_k."""
+    """Run all three stages; return the factor, and leave the integers in s.best_k."""
     for b in range(s.k.size):
         search_block(s, b, search)
     factor = first_factor(s, search.steps, unit)
@@ -201,9 +201,9 @@ def search_super_block(s, search, unit):
 
 
 def super_blocks(name, *how, **more):
-    """Make the encoder of a format with a float16 factor for its sub-blocks' scales.
+    """Make the encoder of a format with a float16 factor and an integer scale per sub-block.
 
-    how: the fields of Search between `top` and `steps`, and `reach`.
+    how, more: the fields of Search except bottom, top and steps.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks = layout.group, 256 // layout.group
@@ -233,7 +233,7 @@ def super_blocks(name, *how, **more):
 
 
 def plain_blocks(name, grid=12, start=START, spacing=SPACING):
-    """Make the encoder of a format whose blocks have a float16 scale; grid, start, spacing: see Search."""
+    """Make the encoder of a format with one float16 scale per block; grid, start, spacing: see Search."""
     layout, block_bytes, size = LAYOUTS[name], BY_NAME[name].bytes, BY_NAME[name].block
     bottom, top = codes_of(layout)
     search = Search(bottom, top, grid, start, spacing, refits=2, rounds=4)
@@ -255,7 +255,7 @@ def plain_blocks(name, grid=12, start=START, spacing=SPACING):
 
 
 def codes_of(layout):
-    """Return the lowest and the highest code after the center is subtracted, as float32."""
+    """Return the lowest and the highest code minus the centre, as float32."""
     return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
 
 

@@ -1,12 +1,12 @@
 """TQ1_0 and TQ2_0: weights of -1, 0 or 1 times the d of a block of 256, for models trained that way.
 
-A byte of TQ1_0 holds 5 digits of base 3, each weight / d + 1, as a fraction: their number / 243 * 256, rounded up. So 3
-times the byte has the first digit above its lowest 8 bits, 3 times the rest the second, and so on. TQ2_0 has them as
-codes of 2 bits.
+A byte of TQ1_0 holds 5 base-3 digits, each weight / d + 1. It stores their number as a fraction: number / 243 * 256,
+rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times those 8 bits the second, and so on.
+TQ2_0 stores the digits as codes of 2 bits.
 
-The search: weights larger than some border become ±d, the others 0; then the best d is Σw|x| / Σw over the larger ones,
-which takes (Σw|x|)² / Σw off the error Σwx². Some borders are tried; turns of best d and border
-d / 2 do the rest.
+The search: weights larger than a border become ±d, the others 0. Then the best d is Σw|x| / Σw over the larger ones,
+which takes (Σw|x|)² / Σw off the error Σwx². The best of BORDERS is refined: border = d / 2 and the best d for it in
+turns.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ TURNS = 16
 
 @compiled
 def above(x, w, border):
-    """Return (Σw|x|, Σw) over those of 256 weights that are larger than the border."""
+    """Return (Σw|x|, Σw) over those of 256 weights with |x| > border."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         size = abs(x[i])
