@@ -16,8 +16,8 @@ import numpy as np
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
+from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import Checked, is_text, is_whole, number_of_strings, show
-from localllm.files.oddities import Oddities
 
 __all__ = ["Fields", "show"]
 
@@ -296,14 +296,14 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     Raises ModelError for any other kind of file.
     """
     general = Checked(file.metadata, "general.", file.path, file.oddities)
-    for name in filter(general.has, (*TEXTS, *LISTS)):
-        key = f"general.{name}"
-        if not is_text(file.metadata, key) and (name in TEXTS or number_of_strings(file.metadata, key) is None):
-            general.oddities.note(f"{key} is not a {'text' if name in TEXTS else 'list of texts'}")
-    for name in filter(general.has, GENERAL_COUNTS):
-        value = general.raw(name)
+    for field in filter(general.has, (*TEXTS, *LISTS)):
+        key = f"general.{field}"
+        if not is_text(file.metadata, key) and (field in TEXTS or number_of_strings(file.metadata, key) is None):
+            general.oddities.note(f"{key} is not a {'text' if field in TEXTS else 'list of texts'}")
+    for field in filter(general.has, GENERAL_COUNTS):
+        value = general.raw(field)
         if not is_whole(value) or not 0 <= value < 1 << 63:
-            general.oddities.note(f"general.{name} is not a number from 0 up")
+            general.oddities.note(f"general.{field} is not a number from 0 up")
     if (kind := general.text("type", "model")) not in kinds:
         raise general.error(f"a file of the type {show(kind)}, not a model")
     name = general.raw("architecture")

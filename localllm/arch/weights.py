@@ -14,7 +14,7 @@ import numpy as np
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 
 
 @dataclass(frozen=True, eq=False)

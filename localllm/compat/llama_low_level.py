@@ -112,7 +112,7 @@ def llama_vocab_eos(vocab: int) -> int:
 def llama_token_get_attr(vocab: int, token: int) -> int:
     """Return a token's type as one of LLAMA_TOKEN_ATTR_*."""
     types = model_of(vocab).file.metadata.get("tokenizer.ggml.token_type")
-    return LLAMA_TOKEN_ATTR_NORMAL if types is None else ATTRIBUTES[int(types[token])]
+    return ATTRIBUTES[int(types[token])] if isinstance(types, np.ndarray) else LLAMA_TOKEN_ATTR_NORMAL
 
 
 def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstrip: int, special: bool) -> int:

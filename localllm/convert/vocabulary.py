@@ -12,7 +12,7 @@ from localllm.convert.tokens import read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, warn_unused
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS
 from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc

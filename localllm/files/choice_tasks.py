@@ -1,10 +1,10 @@
 """Files of multiple-choice tasks, as llama-perplexity reads them: HellaSwag, Winogrande, and binary ones.
 
 HellaSwag has six lines a task: the context, the number of the right ending from 0, and four endings. Winogrande is CSV
-without a header: a number, a sentence with "_" where a name is missing, two names, and which is right, 1 or 2. A binary
-file has, as little-endian uint32: the number of tasks; the position of each in the file; then the tasks, each a
-question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
-answers, the answers, and a label for each, 1 where it is right. A text is its length in bytes, then UTF-8.
+without a header: a number, a sentence with "_" in place of a name, two names, and the number of the right one, 1 or 2.
+A binary file has, as little-endian uint32: the number of tasks; the position of each in the file; then the tasks, each
+a question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
+answers, the answers, and a label for each, 1 for a right one. A text is its length in bytes, then UTF-8.
 """
 
 import struct
@@ -20,11 +20,11 @@ MOST_ANSWERS = 100  # llama-perplexity refuses more
 
 @frozen
 class ChoiceTask:
-    """Texts of which one is to be the likeliest.
+    """Texts of which the model should give one the highest probability.
 
     Attributes:
-        texts: whole texts, one for each answer.  correct: numbers of the right ones, from 0.
-        stems: of each text, up to where it has the answer; () if texts end there.
+        texts: the context with each answer.  correct: indices of the right ones.
+        stems: the beginning of each text up to the end of the answer; () if all texts end with the answer.
     """
 
     texts: tuple[str, ...]
@@ -96,7 +96,7 @@ def require_tasks(tasks: list[ChoiceTask], name: str) -> list[ChoiceTask]:
 
 
 class BinaryTasks(Sequence[ChoiceTask]):
-    """The tasks of a binary file: iterated in its order, or each found by its position."""
+    """The tasks of a binary file: iterated in file order, or indexed by the file's table of positions."""
 
     def __init__(self, data: bytes, name: str):
         """Read the number of tasks in `data`, the whole file. Raises UsageError if there are none."""
@@ -111,13 +111,13 @@ class BinaryTasks(Sequence[ChoiceTask]):
         return len(self._positions)
 
     def __iter__(self) -> Iterator[ChoiceTask]:
-        """Yield all tasks, one after another, wherever the file says that they are. Raises UsageError."""
+        """Yield all tasks in file order, without the table of positions. Raises UsageError."""
         self._at = self._first
         for number in range(len(self)):
             yield self._task(number)
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        """Return the task at the position that the file says. Raises UsageError."""
+        """Return a task by the table of positions. Raises UsageError."""
         self._at = self._positions[number]
         return self._task(number)
 

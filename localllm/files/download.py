@@ -1,8 +1,8 @@
 """A resumable download that gets its final name only when it is complete and its SHA-256 is right.
 
-Received bytes are in a file next to the target, NAME.CHECKSUM.partial. A process that is killed leaves it, and the next
-one continues after its last byte. Whatever its end looks like then (a system that went down may have written zeros):
-the file gets its name only if its SHA-256 is the one that was promised.
+Received bytes go to a file next to the target, NAME.CHECKSUM.partial. If the process is killed, the next one continues
+after the last byte. The end of the file may be wrong then (zeros after a system crash), but the file gets its final
+name only if it has the expected SHA-256.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from localllm.files.safe_file import remove_unlocked
 from localllm.system.files import open_own, read_at, replace, sync, sync_folder, write_at
 from localllm.system.locks import lock
 
-CHUNK = 1 << 22  # bytes that are read at once
+CHUNK = 1 << 22  # bytes read at once
 
 
 class Download:
     """A partly downloaded file, open for writing in a `with` block; no other process can open it.
 
     Attributes:
-        path: of the partial file.  position: how many bytes there are.
+        path: of the partial file.  position: the number of bytes it has.
     """
 
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
         """Prepare a download; nothing is opened yet.
 
-        size, in bytes, and sha256, in hexadecimal digits, are of the whole file; on_read(bytes) reports progress while
-        what an earlier process left is read.
+        size (bytes) and sha256 (hexadecimal digits) are those of the whole file. on_read(bytes) reports progress while
+        the bytes of an earlier process are read.
         """
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
@@ -56,7 +56,7 @@ class Download:
         return self
 
     def _open_locked(self) -> int:
-        """Open and lock the partial file; open it again if it was renamed or replaced meanwhile."""
+        """Open and lock the partial file; open it again if another process renamed or replaced it meanwhile."""
         while True:
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             if not lock(descriptor):
@@ -68,7 +68,7 @@ class Download:
             os.close(descriptor)
 
     def _remove_other_versions(self) -> None:
-        """Remove partial files of other versions."""
+        """Remove partial files of other versions of the target (other checksums)."""
         for path in find_partials(self.target):
             if path != self.path:
                 remove_unlocked(path)
@@ -109,7 +109,7 @@ class Download:
         Raises ModelError, what `check` raises, LocalllmError.
         """
         if problem := self._problem(check):
-            self.restart()  # an empty file goes at the end
+            self.restart()  # __exit__ removes an empty file
             raise problem
         try:
             sync(self._descriptor)
@@ -119,9 +119,10 @@ class Download:
             raise self._failure(error) from None
 
     def _problem(self, check: Callable[[str], object]) -> ModelError | None:
-        """Return the problem of the file.
+        """Return an error about the file, or None.
 
-        No reference to what `check` mapped may remain afterwards: Windows fixes the size of a mapped file.
+        It is a new exception, without references to anything that `check` mapped: on Windows a mapped file cannot be
+        truncated.
         """
         try:
             if not self.is_right:

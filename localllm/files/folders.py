@@ -7,7 +7,7 @@ from localllm.system.files import folder_of
 
 
 def data_folder() -> Path:
-    """Return the folder for what the user made and would miss."""
+    """Return the folder for files that cannot be made again, such as models and sessions."""
     return folder_of("data")
 
 

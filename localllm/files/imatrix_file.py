@@ -1,20 +1,20 @@
 """Importance matrix files: mean squared activations per column, which guide quantizing.
 
-llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (the texts' names), imatrix.chunk_count and
-imatrix.chunk_size (tokens); per matrix NAME of the model the tensors NAME.in_sum2, float32 [matrices, columns], sums of
-squared activations, and NAME.counts, float32 [matrices, 1], over how many tokens. A stack of experts has one row per
-expert; for everything else `matrices` is 1, and the tensors are vectors. Other tensors are not read.
+llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (names of the texts), imatrix.chunk_count and
+imatrix.chunk_size (tokens). For each matrix NAME of the model there are two tensors: NAME.in_sum2, float32 [matrices,
+columns], the sums of squared activations, and NAME.counts, float32 [matrices, 1], the numbers of tokens. A stack of
+experts has one row per expert; for everything else `matrices` is 1, and the tensors are vectors. Other tensors are not
+read.
 
-Its older layout (.dat), which is read too, is a sequence of little-endian int32 and float32: the number of matrices;
-for each the length of its name, the name, a number of calls n, the number of values, and the values, mean squares times
-n; then the number of chunks, the length of the text's name, and the name.
+llama.cpp's older layout (.dat) can be read, too. It is a sequence of little-endian int32 and float32: the number of
+matrices; for each the length of its name, the name, a number of calls n, the number of values, and the values, mean
+squares times n; then the number of chunks, the length of the text's name, and the name.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from localllm.files.gguf.header import MAGIC, printable
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 
 SUMS, COUNTS = ".in_sum2", ".counts"
-CHUNK_SIZE = 512  # tokens, for files that do not tell
+CHUNK_SIZE = 512  # tokens, for files without imatrix.chunk_size
 RUN = "localllm.imatrix.run"
 
 
@@ -40,7 +40,7 @@ class Squares:
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32)
 
-    def plus(self, other: "Squares") -> "Squares":
+    def merge(self, other: "Squares") -> "Squares":
         """Add the sums and counts of both. Raises ValueError if the shapes differ."""
         if self.sums.shape != other.sums.shape:
             raise ValueError(f"{list(self.sums.shape)} and {list(other.sums.shape)}")
@@ -52,17 +52,17 @@ class ImportanceMatrix:
     """The squared activations of all matrices of a model, measured over some texts."""
 
     squares: Mapping[str, Squares]  # by tensor name, as blk.0.attn_q.weight
-    datasets: Sequence[str] = ()  # the texts
+    datasets: Sequence[str] = ()  # names of the texts
     chunks: int = 0
     chunk_size: int = CHUNK_SIZE  # tokens
-    run: str = ""  # a key of what is being computed, in a file that waits for the rest
+    run: str = ""  # in an unfinished file, a key that identifies the computation
 
-    def plus(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
+    def merge(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
         """Merge both, as if one run had continued the other. Raises UsageError for two different models."""
         squares = dict(self.squares)
         for name, theirs in other.squares.items():
             try:
-                squares[name] = squares[name].plus(theirs) if name in squares else theirs
+                squares[name] = squares[name].merge(theirs) if name in squares else theirs
             except ValueError as error:
                 raise UsageError(f"these importance matrices do not fit together: {name} is {error}") from None
         datasets = [*self.datasets, *(name for name in other.datasets if name not in self.datasets)]
@@ -125,14 +125,14 @@ def read_squares(file: GGUFFile, name: str) -> Squares:
     return Squares(rows, np.broadcast_to(np.rint(tokens), len(rows)))
 
 
-def positive_integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
+def positive_integer(metadata: Mapping[str, object], key: str, default: int) -> int:
     """Return a positive integer of the metadata, or the default."""
     value = metadata.get(key)
     return value if isinstance(value, int) and value > 0 else default
 
 
 def read_legacy(path: str) -> ImportanceMatrix:
-    """Read the layout before GGUF, in which all experts of a stack share one count."""
+    """Read the older layout (.dat), in which all experts of a stack share one count."""
     data, squares = memoryview(Path(path).read_bytes()), {}
     try:
         entries, data = read_number(data)
@@ -144,7 +144,7 @@ def read_legacy(path: str) -> ImportanceMatrix:
             values, data = read_number(data)
             if values < 1 or calls < 0 or 4 * values > len(data):
                 raise ValueError
-            with np.errstate(over="ignore"):  # what is infinite is refused
+            with np.errstate(over="ignore"):  # read_imatrix refuses infinite numbers
                 sums = np.frombuffer(data[: 4 * values], "<f4")[None] * np.float32(CHUNK_SIZE)
             squares[name], data = Squares(sums, np.array([max(calls, 1) * CHUNK_SIZE], float)), data[4 * values :]
         chunks, data = read_number(data) if data else (0, data)

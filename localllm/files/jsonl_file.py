@@ -1,23 +1,23 @@
 """A JSON Lines file that grows by whole lines and can be resumed after a crash.
 
-Every line is written at once and given to the system, so a killed process leaves at most one torn line at the end,
-which the next process cuts off.
+Every line is written to the system at once, so a killed process leaves at most one incomplete line at the end, which
+the next process cuts off.
 """
 
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, resolve_target
 from localllm.system.files import can_replace_open_files, open_file, sync
 from localllm.system.locks import lock
 
-BEGINNING = b'{"id": '  # of every line
+BEGINNING = b'{"id": '  # of every line, by which an incomplete line is recognized
 
 
-def json_line(record: dict[str, Any]) -> bytes:
+def json_line(record: dict[str, object]) -> bytes:
     """Encode a record as a line; in ASCII if a text in it cannot be encoded as UTF-8."""
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
@@ -26,28 +26,31 @@ def json_line(record: dict[str, Any]) -> bytes:
 
 
 class JsonlFile:
-    """A JSON Lines file open for appending, in a `with` block; no other process can open it so.
+    """A JSON Lines file open for appending, in a `with` block; no other process can append meanwhile.
 
     Attributes:
-        records: those that were already there and stay, in order.
+        records: the records of earlier runs that `keep` accepted, in order.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], inputs: tuple[str, ...] = (), keep: Callable[[dict[str, Any]], bool] = bool
+        self,
+        path: str | os.PathLike[str],
+        inputs: tuple[str, ...] = (),
+        keep: Callable[[dict[str, object]], bool] = bool,
     ):
         """Prepare the file; nothing is opened yet.
 
-        inputs: files that `path` must not be.  keep: which of the present records stay.
+        inputs: files that `path` must not be.  keep(record): whether a record of an earlier run stays.
 
         Raises UsageError for a path that cannot be written.
         """
         self.path, self._keep, self._descriptor = resolve_target(path, inputs), keep, -1
-        self.records: list[dict[str, Any]] = []
+        self.records: list[dict[str, object]] = []
 
     def __enter__(self) -> Self:
         """Open the file and read its records.
 
-        Raises UsageError if it holds anything else, which then stays, or another process writes it.
+        Raises UsageError, and leaves the file alone, if it holds anything else or another process writes it.
         """
         self._open()
         try:
@@ -70,8 +73,8 @@ class JsonlFile:
     def _replace(self, content: bytes) -> None:
         """Replace the file's content.
 
-        It stays open throughout where an open file can be replaced. Elsewhere another process may come first; then it
-        has the file, with its old content.
+        On systems that can replace an open file it stays locked throughout. On others it is closed for a moment, in
+        which another process may take it with its old content.
         """
         with SafeFile(self.path) as new:
             new.write(content)
@@ -91,8 +94,8 @@ class JsonlFile:
             self._close()
             raise UsageError(f"{self.path}: another process is writing this file")
 
-    def _whole_lines(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Parse records with their lines, without a torn line at the end.
+    def _whole_lines(self, data: bytes) -> list[tuple[dict[str, object], bytes]]:
+        """Parse records with their lines, without an incomplete line at the end.
 
         Raises UsageError if there is anything else.
         """
@@ -101,11 +104,11 @@ class JsonlFile:
             lines.append(torn)
         return [(self._record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
 
-    def parse_lines(self, data: bytes) -> list[dict[str, Any]]:
-        """Parse the records of a file's content, without a torn line. Raises UsageError if there is anything else."""
+    def parse_lines(self, data: bytes) -> list[dict[str, object]]:
+        """Parse the records in a file's content, as __enter__ does. Raises UsageError if there is anything else."""
         return [record for record, _ in self._whole_lines(data)]
 
-    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+    def _record(self, number: int, line: bytes) -> dict[str, object]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

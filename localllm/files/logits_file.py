@@ -1,16 +1,17 @@
 """Files of logits to compare models with: the layout of llama-perplexity's --kl-divergence-base.
 
-All little-endian: "_logits_"; int32 tokens of a chunk n, vocabulary size v, number of chunks; the tokens, int32
-[chunks, n]. For each chunk follow the log-probabilities of what comes after the tokens from n / 2 to n - 2: per token,
-uint16 [4 + v rounded up to even]; the first 8 bytes are two float32, scale and minimum, and the other numbers mean
-number * scale + minimum. What is less likely than the likeliest token by more than a factor of e^16 is stored as if it
-were by that factor.
+All little-endian: "_logits_"; three int32: the tokens of a chunk n, the vocabulary size v, the number of chunks; the
+tokens, int32 [chunks, n]. Then follow, for each chunk, the log-probabilities of the next token after each of the tokens
+n / 2 to n - 2: a row of uint16 [4 + v rounded up to even]. The first 8 bytes of a row are two float32, scale and
+minimum, and each other number stands for number * scale + minimum. The probability of a token is stored as at least
+e^-16 times that of the likeliest token.
 """
 
 import os
 import shutil
 import struct
-from typing import Any, NamedTuple, Self
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -19,22 +20,25 @@ from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile, resolve_target
 
 MAGIC = b"_logits_"
-FLOOR = np.float32(16)  # how far below the likeliest token logarithms of probabilities are kept apart
-SCALED = 4  # numbers of a row before the vocabulary
+FLOOR = np.float32(16)  # log-probabilities further below the likeliest token's are stored as this far below
+SCALED = 4  # uint16 numbers of a row before the vocabulary: scale and minimum
 
 
 def row_width(vocab_size: int) -> int:
-    """Return the uint16 numbers in a row."""
+    """Return how many uint16 numbers a row has."""
     return SCALED + vocab_size + vocab_size % 2
 
 
 def count_scored_tokens(size: int) -> int:
-    """Return for how many tokens of a chunk there are logits."""
+    """Return how many rows of logits a chunk of `size` tokens has."""
     return size - 1 - size // 2
 
 
 def pack(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarray) -> None:
-    """Quantize one token's logits, float32 [vocab] as `scratch`, to a row; log_sum: their log_sum_exp."""
+    """Quantize one token's logits, float32 [vocab], to `row`, uint16 [row_width(vocab)].
+
+    log_sum: log(sum(exp(logits))).  scratch: float32 [vocab], overwritten.
+    """
     most = logits.max()
     least = max(logits.min(), most - FLOOR)
     scale = (most - least) / np.float32(65535)
@@ -55,7 +59,7 @@ def unpack(row: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 class LogitsWriter:
-    """A new file of logits, which appears at the end of a `with` block that raises nothing."""
+    """A new file of logits; it appears under its name when its `with` block ends without an exception."""
 
     def __init__(self, path: str | os.PathLike[str], chunks: np.ndarray, vocab_size: int):
         """Prepare a file for chunks, int32 [chunks, tokens of a chunk].
@@ -80,8 +84,10 @@ class LogitsWriter:
         self._file.write(self._header)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._file.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
 
 
 class LogitsFile(NamedTuple):
@@ -89,7 +95,7 @@ class LogitsFile(NamedTuple):
 
     chunks: np.ndarray  # int32 [chunks, tokens of a chunk]
     vocab_size: int
-    rows: np.ndarray  # uint16 [chunks, tokens with logits, numbers], mapped
+    rows: np.ndarray  # uint16 [chunks, tokens with logits, row_width], mapped
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "LogitsFile":

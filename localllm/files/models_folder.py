@@ -1,7 +1,7 @@
-"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, for other programs too.
+"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, which other programs can use, too.
 
-Other GGUF files in it are models as well. A download in progress is next to its target, with the ending .partial (see
-localllm.files.download).
+GGUF files that the user puts there are models as well. A download in progress is next to its target, with the ending
+.partial (see localllm.files.download).
 """
 
 import os
@@ -17,9 +17,9 @@ from localllm.system.files import variable_of
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
-NO_MODELS = "mmproj", "imatrix"  # in the name of a file that is about a model, or sees for it
-DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the name of a file that guesses for another one
-WEIGHTED = "I1-"  # before a quantization: made with an importance matrix, in the names of some who publish models
+NO_MODELS = "mmproj", "imatrix"  # in the names of vision projectors and importance matrices
+DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the names of draft heads, which belong to another model
+WEIGHTED = "I1-"  # before a quantization: made with an importance matrix (a naming habit of some publishers)
 # The type within a file name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ..., with no letter or digit next to it.
 QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?I?Q[0-9](?:_[A-Z0-9]+)+|TQ[0-9]_[0-9]|B?F16|F32|FP16|FP32|MXFP4(?:_MOE)?|NVFP4)"
@@ -33,7 +33,7 @@ class ModelFile:
     """A model in a repository or in the folder: one file, or all the files of a split model.
 
     Attributes:
-        name: of the file, without the number of a part and the ending; folders before it are set off by slashes.
+        name: of the file, without the number of a part and the ending; with the folders before it and slashes.
         files: names of the files, in order.
         is_whole: whether no part is missing.
     """
@@ -52,7 +52,7 @@ class ModelFile:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All names of the quantization: Q4_K_M, and I1-Q4_K_M if the file's name says so, as on the hub."""
+        """All names of the quantization: Q4_K_M, and also I1-Q4_K_M if the file's name has that prefix."""
         kind = self.quantization
         is_weighted = kind and f"{WEIGHTED}{kind}" in self.name.upper().replace("FP", "F")
         return (kind, f"{WEIGHTED}{kind}") if is_weighted else (kind,)
@@ -64,9 +64,9 @@ def normalize_quantization(quantization: str) -> str:
 
 
 def model_files(names: Iterable[str]) -> list[ModelFile]:
-    """Group files into models, by name; projectors and importance matrices are left out.
+    """Group the files of a repository or folder into models, sorted by name.
 
-    Draft heads of other models are, too, but where a repository has nothing else.
+    Projectors and importance matrices are left out. So are draft heads, unless there is nothing else.
     """
     names = [name for name in names if is_model(name)]
     names = [name for name in names if not is_draft_head(name)] or names
@@ -87,20 +87,20 @@ def is_model(name: str) -> bool:
 
 
 def is_draft_head(name: str) -> bool:
-    """Return whether a file is the draft head of another model, by its name, as llama.cpp tells."""
+    """Return whether a file is the draft head of another model, by its name, as in llama.cpp."""
     return any(mark in PurePosixPath(name).name.lower() for mark in DRAFT_HEADS)
 
 
 def models_folder() -> Path:
-    """Return the folder of models. Raises as chosen_folder."""
+    """Return the folder of models. Raises UsageError as find_models_folder does."""
     return find_models_folder()[0]
 
 
 def find_models_folder() -> tuple[Path, str]:
     """Return the folder of models, and the environment variable that sets it; "" if none does.
 
-    LOCALLLM_MODELS names the folder, XDG_DATA_HOME its parent: the XDG specification has a relative one ignored. Raises
-    UsageError if LOCALLLM_MODELS is relative.
+    LOCALLLM_MODELS names the folder itself, XDG_DATA_HOME its parent; the XDG specification says to ignore a relative
+    path. Raises UsageError if LOCALLLM_MODELS is relative.
     """
     if folder := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
         if not os.path.isabs(folder):

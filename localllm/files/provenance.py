@@ -1,4 +1,4 @@
-"""Provenance of an output: its input and its model, in a hidden file next to it (.NAME.localllm for NAME).
+"""The provenance of an output file: its input and its model, recorded in a hidden file next to it (.NAME.localllm).
 
 {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
 """
@@ -18,12 +18,12 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 @frozen
 class Provenance:
-    """An input file, or stdin, and the model and options that answer it.
+    """The input of an output (a file or stdin), and the model and options that answered it.
 
     Attributes:
         path: absolute, or "" for stdin.  size: in bytes.
         beginning: a hash of its first bytes, BEGINNING at most, in hexadecimal.
-        by: hashes by name ("model", "prompt") of what answers depend on besides.
+        by: hashes, by name ("model", "prompt"), of everything else that the answers depend on.
     """
 
     path: str
@@ -33,7 +33,7 @@ class Provenance:
 
     @classmethod
     def of(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
-        """Describe an input; path: "" for stdin."""
+        """Describe an input, its first bytes or all as `data`; path: "" for stdin."""
         return cls(os.path.abspath(path) if path else "", len(data), digest(data), by or {})
 
     def __str__(self) -> str:
@@ -48,9 +48,10 @@ def digest(data: bytes) -> str:
 
 
 def continues(before: Provenance, data: bytes, now: Provenance) -> bool:
-    """Return whether an input is the recorded one; under the same name it may have grown.
+    """Return whether the input `data` is the recorded one; a file under the same path may have grown.
 
-    A pipe that was answered as it came is recorded as empty: its records are compared one by one.
+    A pipe that was answered line by line is recorded as empty and matches any input: its records are compared one by
+    one elsewhere.
     """
     if not (before.path or before.size):
         return True
@@ -64,7 +65,7 @@ def record_path(output: str) -> str:
 
 
 def read_record(output: str) -> Provenance | None:
-    """Read what an output was made from; None if the output is empty or has no record."""
+    """Read the record of an output; None if the output is empty or has no record."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
             with open(record_path(output), "rb") as file:
@@ -73,10 +74,9 @@ def read_record(output: str) -> Provenance | None:
 
 
 def require_same_input(output: str, data: bytes | None, now: Provenance, any_model: bool = False) -> None:
-    """Raise UsageError for an output of another input, or whose answers another model or prompt has given.
+    """Raise UsageError if an output was made from another input, or by another model, prompt or set of options.
 
-    data: None for an input that is not known yet.  any_model: whether its answers may be by another model, prompt or
-    set of options.
+    data: the input, None if it is not known yet.  any_model: accept answers by another model, prompt or set of options.
     """
     before = read_record(output)
     if before is None:
@@ -100,14 +100,14 @@ def require_same_input(output: str, data: bytes | None, now: Provenance, any_mod
 
 
 def write_record(output: str, now: Provenance) -> None:
-    """Record what an output is made from. Raises LocalllmError if the disk refuses."""
+    """Write the record of an output, unless it is there. Raises LocalllmError if the disk is full or refuses."""
     if read_record(output) != now:
         with SafeFile(record_path(output)) as file:
             file.write(json.dumps(asdict(now)).encode() + b"\n")
 
 
 def remove_record(output: str) -> None:
-    """Remove the record of an output that is gone."""
+    """Remove the record of an output file that does not exist any more."""
     if not os.path.lexists(output):
         with suppress(OSError):
             os.unlink(record_path(output))

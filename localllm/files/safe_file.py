@@ -1,14 +1,14 @@
 """Atomic writing: a file appears under its name whole, or not at all.
 
-The bytes go to a file next to the target, which replaces it when everything is on the disk. On Linux that file has no
-name until then, so that even a killed process leaves nothing behind.
+The bytes go to a temporary file in the target's folder, which replaces the target when everything is on the disk. On
+Linux the temporary file has no name until then, so that even a killed process leaves nothing behind.
 """
 
 import os
 import re
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.system.files import (
@@ -23,14 +23,17 @@ from localllm.system.files import (
 )
 from localllm.system.locks import Claim, lock
 
+if TYPE_CHECKING:
+    import numpy as np
+
 TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
 def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
-    """Resolve the links of a path to write to.
+    """Return the real path of a file to write, all links resolved.
 
-    inputs: files that must not be replaced, also by another link or name. Raises UsageError if it
-    cannot be a new regular file.
+    inputs: files that must not be replaced, under this or another name. Raises UsageError if no regular file can be
+    written there.
     """
     path = os.fsdecode(path)
     if not path or "\0" in path:
@@ -62,7 +65,7 @@ class SafeFile:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.realpath(path)
         self.folder = os.path.dirname(self.path)
-        self.temporary = ""  # the name beside the target, while there is one
+        self.temporary = ""  # the temporary file's path, while it has one
         self.position = 0
         self.finished = False
 
@@ -70,7 +73,7 @@ class SafeFile:
         remove_abandoned(self.folder)
         try:
             self._descriptor = nameless_file(self.folder)
-        except OSError:  # another system, or a file system without such files
+        except OSError:  # this system or file system has no nameless files
             self._descriptor = -1
         try:
             if self._descriptor < 0:
@@ -80,9 +83,9 @@ class SafeFile:
             raise self.failure(error) from None
         return self
 
-    def write(self, data: Any) -> None:
-        """Append all bytes of a buffer (bytes, or a contiguous array)."""
-        rest = memoryview(data).cast("B")
+    def write(self, data: "bytes | memoryview | np.ndarray") -> None:
+        """Append all bytes of a buffer or a contiguous array."""
+        rest = memoryview(data if isinstance(data, bytes | memoryview) else data.data).cast("B")
         try:
             while rest.nbytes:
                 written = os.write(self._descriptor, rest)
@@ -99,7 +102,7 @@ class SafeFile:
             raise self.failure(error) from None
 
     def finish(self) -> None:
-        """Give the file its name now, not at the end of the block."""
+        """Replace the target now instead of at the end of the block."""
         self.sync()
         try:
             if not self.temporary:
@@ -111,10 +114,7 @@ class SafeFile:
             raise self.failure(error) from None
 
     def _link(self) -> None:
-        """Name the nameless file.
-
-        A link cannot replace a file, so it gets a temporary name first.
-        """
+        """Give the nameless file a temporary name, because a link cannot replace the target directly."""
         self.temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
         give_name(self._descriptor, self.temporary)
 
@@ -147,7 +147,7 @@ def temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove temporary files of killed processes: those without a lock."""
+    """Remove the temporary files of killed processes, which nobody has locked any more."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))

@@ -1,22 +1,22 @@
-"""The user's config.toml: defaults of options, aliases of models, the size of the cache.
+"""The user's config.toml: defaults of options, aliases of models, the size of the prefix cache.
 
-    cache_gb = 2                    # what is kept of long prompts, in GB
+    cache_gb = 2                    # size of the prefix cache, in GB
 
     [aliases]
-    small = "~/models/small.gguf"   # a path, or a name that is known otherwise
+    small = "~/models/small.gguf"   # a path, or any other name of a model
 
     [defaults]                      # options by their long names, for every command that has them
     threads = 4
 
-    [command.run]                   # for one command; goes before [defaults]
+    [command.run]                   # for one command; overrides [defaults]
     temp = 0.2
 
-    [model.small]                   # for one model, as it is named on the command line; goes before both
+    [model.small]                   # for one model, as it is named on the command line; overrides both
     context = 8192
 
-The file lies in the folder localllm of $XDG_CONFIG_HOME, which is ~/.config (on Windows %APPDATA%) if it is not set, or
-no absolute path: the XDG Base Directory Specification has such a path ignored. Nothing that this module imports is
-slow; TOML is read only if there is a file.
+The file is $XDG_CONFIG_HOME/localllm/config.toml. If the variable is not set or not an absolute path (which the XDG
+Base Directory Specification says to ignore), ~/.config takes its place, on Windows %APPDATA%. This module imports
+nothing slow; the TOML parser is imported only if there is a file.
 """
 
 import os
@@ -24,7 +24,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -36,26 +35,26 @@ CACHE_SIZE = "cache_gb"
 
 @frozen
 class Settings:
-    """The content of config.toml, checked as far as that works without knowing the commands.
+    """The content of config.toml; the names and values of options are checked later, by the commands.
 
-    aliases: other names of models.  cache_gb: None if the file does not say.  defaults, command, model: options by
-    their long names without dashes, the latter two by the name of the command and of the model.
+    aliases: models by alias.  cache_gb: None if the file has no such key.  defaults: options by their long names
+    without dashes; command, model: the same by the name of a command or a model.
     """
 
     path: Path
     text: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     cache_gb: float | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    command: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    command: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    model: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def error(self, message: str, *keys: str) -> UsageError:
         """Make an error about a key: the file, the line and the message."""
         return UsageError(f"{self.path}, line {self.line(*keys)}: {message}")
 
     def line(self, *keys: str) -> int:
-        """Return the line of a key, from 1."""
+        """Return the line of a key, counted from 1."""
         return line_of(self.text, keys)
 
 
@@ -111,7 +110,7 @@ def parse(path: Path, text: str) -> Settings:
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int:
-    """Return the line of the last of the keys, or of the table it is in."""
+    """Return the line of a key, given as a path through tables, or of the innermost of its tables that is there."""
     table: list[str] = []
     best = 1
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,7 +1,8 @@
 """Text files of users: UTF-8, UTF-16 with a byte order mark, or the encoding that the user names.
 
-Anything else is refused, because a text that is silently wrong costs more than an error; or, in what a model is asked
-about, replaced with a warning, because one bad byte in a log or a diff should not cost the answer.
+`decode_text` refuses anything else, because a text that is silently wrong costs more than an error.
+`decode_with_replacement`, for texts that a model is asked about, replaces invalid bytes with a warning, because one bad
+byte in a log or a diff should not cost the answer.
 """
 
 import codecs
@@ -48,12 +49,12 @@ def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
     except UnicodeDecodeError as error:
         wrong = data[error.start : error.start + 1].hex()
         raise UsageError(f"{name}: not {codec.upper()} at byte {error.start} (0x{wrong})") from None
-    except UnicodeError as error:  # of codecs that know no places
+    except UnicodeError as error:  # from codecs that report no position
         raise UsageError(f"{name}: not {codec.upper()}: {error}") from None
 
 
 def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
-    """Decode as decode_text, with U+FFFD for bytes that are not UTF-8; return a warning with it, "" without one.
+    """Decode as decode_text, but replace invalid bytes by U+FFFD; return the text and a warning, "" if all was valid.
 
     Raises UsageError for a binary file, recognized by a zero byte, and for invalid UTF-16.
     """
@@ -67,7 +68,7 @@ def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
 
 
 def replace_invalid(data: bytes) -> tuple[str, int]:
-    """Decode UTF-8 with U+FFFD for what is not valid; return with it how many bytes were not."""
+    """Decode UTF-8, replacing invalid bytes by U+FFFD; return the text and the number of invalid bytes."""
     escaped = data.decode(errors="surrogateescape")
     return data.decode(errors="replace"), sum("\udc80" <= letter <= "\udcff" for letter in escaped)
 

@@ -27,9 +27,9 @@ from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
+from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value
-from localllm.files.oddities import Oddities
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode

@@ -40,7 +40,7 @@ LAYER = "blk."  # in the names of a layer's tensors: at the beginning, or after 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
     """Merge several files. Raises ModelError, UsageError if they do not fit together."""
-    return reduce(ImportanceMatrix.plus, map(read_imatrix, paths))
+    return reduce(ImportanceMatrix.merge, map(read_imatrix, paths))
 
 
 def default_size(path: str | os.PathLike[str]) -> int:
@@ -203,7 +203,7 @@ class Collector:
         try:
             for chunk in self._chunks[self.done :]:
                 squares = self._squares(chunk)
-                self._known = self._known.plus(ImportanceMatrix(squares, (), 1, self._known.chunk_size))
+                self._known = self._known.merge(ImportanceMatrix(squares, (), 1, self._known.chunk_size))
                 yield self.done
                 if monotonic() - saved[1] > SAVE_EVERY:
                     write_imatrix(self._part, self._known)

@@ -61,9 +61,10 @@ class PrunedSource:
         self.parts = [part for part in parts if part] if any(parts) else parts
         arch, total = str(inner.metadata.get("general.architecture", "")), max(numbers) + 1
         self.count_key = f"{arch}.block_count"
-        arrays = {key: value for key, value in inner.metadata.items() if is_per_layer(key, value, arch, total)}
         shorter = {
-            key: [value for number, value in enumerate(values) if number in new] for key, values in arrays.items()
+            key: [values[number] for number in kept]
+            for key, values in inner.metadata.items()
+            if key.startswith(f"{arch}.") and isinstance(values, list | np.ndarray) and len(values) == total
         }
         self.metadata: Mapping[str, Any] = {**inner.metadata, **shorter, self.count_key: self.layers}
         self.packed: Mapping[str, Any] = {
@@ -78,11 +79,6 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
     if not match:
         return name
     return f"blk.{new[int(match[1])]}.{name[match.end() :]}" if int(match[1]) in new else None
-
-
-def is_per_layer(key: str, value: Any, arch: str, layers: int) -> bool:
-    """Tell whether a metadata value is an array with a number for each layer."""
-    return key.startswith(f"{arch}.") and isinstance(value, list | np.ndarray) and len(value) == layers
 
 
 def pack_like(before: Any, values: Sequence[Any]) -> Packed:

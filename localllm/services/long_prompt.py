@@ -168,7 +168,7 @@ class PartAnswers:
         file = self._path(f"{key}{digest(''.join(str(record.input) for record in records).encode()[-65536:])}")
         self.files.append(file)
         with JsonlFile(file) as out:
-            done = {each["id"]: each["output"] for each in out.records if "output" in each}
+            done = {each["id"]: str(each["output"]) for each in out.records if "output" in each}
             mapping = Mapping(self._model, job, select_unfinished(records, out.records))
             self._show(len(done), len(records))
             for record, result in mapping:

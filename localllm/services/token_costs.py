@@ -42,4 +42,5 @@ class MatrixCosts:
     def of_file(cls, file: GGUFFile) -> "MatrixCosts":
         """Sum the costs of a model file. Raises ModelError."""
         arch = file.metadata.get("general.architecture")
-        return cls.of(file.tensors, file.metadata.get(f"{arch}.expert_used_count", 0))
+        used = file.metadata.get(f"{arch}.expert_used_count", 0)
+        return cls.of(file.tensors, used if isinstance(used, int) else 0)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import Checked, is_whole
-from localllm.files.oddities import Oddities
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 PREFIX, ID = "tokenizer.ggml.", "_token_id"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.files.oddities import Oddities
 from localllm.text.endings import MARK_TEXTS, end_texts
 from localllm.text.marker_escaping import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc

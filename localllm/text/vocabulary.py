@@ -11,10 +11,9 @@ import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.cache.checksummed_cache import is_known, remember
-from localllm.files.gguf.metadata import Metadata
+from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex
-from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import correct_types, find_stripping, read_more_ends, remove_exceptions
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer

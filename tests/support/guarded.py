@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 from localllm.engine import run as engine_run
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 
 if __name__ == "__main__":
     engine_run.BATCH = int(sys.argv[2])  # before others take it over

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.files.gguf.file import Tensor
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 from localllm.quant.formats import BY_NAME
 
 Parts = tuple[dict, dict[str, np.ndarray]]

@@ -89,7 +89,7 @@ def imatrix(
         opening.warn(collector.warnings)
         read(collector, line)
         found = collector.result()
-        write_imatrix(output, merged.plus(found) if merged else found)
+        write_imatrix(output, merged.merge(found) if merged else found)
         collector.remove_part()
     dim(f"{len(found.squares)} matrices, {found.chunks} chunks of {found.chunk_size} tokens")
 

@@ -23,7 +23,7 @@ from localllm.engine.operations.tokens import TokenVerbs
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 
 # Tensors that no verb needs, present or not.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata

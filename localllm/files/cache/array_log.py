@@ -1,7 +1,8 @@
 """An append-only file of arrays that lets interrupted work resume.
 
-A key says what the work is; a file with another key, or without one, is replaced. Then come records: the lengths of a
-name and of bytes, the name, the bytes, their SHA-256. One that a killed process has left unfinished is cut off.
+The file begins with a hash of a key that identifies the work; a file with another key is replaced. Then come records:
+the lengths of a name and of an array in bytes, the name, the array, and a SHA-256 of all these. A record that a killed
+process left unfinished is cut off.
 """
 
 import hashlib
@@ -26,7 +27,8 @@ FLAGS = os.O_RDWR | os.O_CREAT
 class ArrayLog:
     """An open log of arrays, for one process; use it in a `with` block.
 
-    Several threads may read. Raises LocalllmError if the disk refuses, UsageError for a file that is not an array log.
+    Several threads may read at once. Raises LocalllmError if the disk is full or refuses, UsageError for a file that is
+    not an array log.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str):
@@ -56,16 +58,16 @@ class ArrayLog:
         self._file.flush()
 
     def _next(self) -> bool:
-        """Return whether another complete record follows."""
+        """Read the next record, note its position, and return whether there was a complete one."""
         self._end = self._file.tell()
         head = self._file.read(LENGTHS.size)
         if len(head) < LENGTHS.size:
             return False
-        of_name, count = LENGTHS.unpack(head)
+        name_length, count = LENGTHS.unpack(head)
         remaining = os.fstat(self._file.fileno()).st_size - self._file.tell()
-        if of_name + count + DIGEST > remaining:
+        if name_length + count + DIGEST > remaining:
             return False
-        name, start = self._file.read(of_name), self._file.tell()
+        name, start = self._file.read(name_length), self._file.tell()
         digest = hashlib.sha256(head + name)
         data = self._file.read(count)
         digest.update(data)

@@ -1,12 +1,11 @@
-"""Checksummed files in the user's cache folder: machine code, CPU names and tables.
+"""Checksummed files in the user's cache folder (machine code, CPU names, tables), and records of passed checks.
 
-They are as good as code. Each begins with a checksum and is written atomically, so any number of programs may write at
-once.
+Whoever can write these files can run code, so only the user may. Each file begins with a checksum and is written
+atomically, so any number of programs may write at once.
 
-Checks that passed are recorded by a hash of what was checked, so that slow checks run once: an empty file in the user's
-cache folder for each, which only the user can write to. A folder that cannot be written to
-costs the check at every start. The file's name includes the state of the checks' sources: after a change of them,
-everything is checked again.
+A slow check runs once per content: for each passed check there is an empty file in the user's cache folder, named by a
+hash of the checked content and of the checks' source files. After a change of these sources everything is checked
+again. If the folder cannot be written, the check runs at every start.
 """
 
 import functools
@@ -22,16 +21,16 @@ from localllm.system.locks import lock
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:
-    """Compute the 32-byte checksum of a content and of the names of its folder and file."""
+    """Compute the SHA-256 (32 bytes) of a content and of the names of its folder and file."""
     digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
     digest.update(content)
     return digest.digest()
 
 
 def write_checksummed(path: Path, content: bytes) -> None:
-    """Write a content after its checksum, in folders private to the user.
+    """Write a checksum and the content to `path`, in folders private to the user.
 
-    Readers see the whole file or none. Raises OSError.
+    Other programs see the whole file or none. Raises OSError.
     """
     make_private(path.parent)
     handle, temporary = temporary_file(str(path.parent), temporary_prefix())
@@ -46,22 +45,22 @@ def write_checksummed(path: Path, content: bytes) -> None:
 
 
 def read_checksummed(path: Path) -> bytes | None:
-    """Read what `write_checksummed` wrote.
+    """Read a content that `write_checksummed` wrote.
 
-    None if there is no such file, it is damaged, or others could have written it.
+    None if there is no such file, if it is damaged, or if other users could have written it.
     """
     try:
-        with open(path, "rb", opener=open_file) as file:  # others may replace it meanwhile
+        with open(path, "rb", opener=open_file) as file:  # lets other programs replace the file while it is open
             data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""
     except OSError:
         return None
     return data[32:] if checksum(path, memoryview(data)[32:]) == data[:32] else None
 
 
-MOST = 1000  # remembered; more than that, and the oldest half is forgotten
-CHECKS = tuple(
+MOST = 1000  # recorded checks; if there are more, the oldest half is removed
+CHECKS = tuple(  # folders of the checks' source files
     Path(__file__).parents[2] / package for package in ("files", "files/cache", "files/gguf", "text")
-)  # where the checks' sources are
+)
 
 
 def is_known(kind: str, digest: str) -> bool:
@@ -93,9 +92,9 @@ def _mark(kind: str, digest: str) -> str:
 
 @functools.cache
 def sources_hash(*folders: Path) -> str:
-    """Hash the names, times and sizes of the sources in folders.
+    """Hash the names, sizes and modification times of the source files in folders.
 
-    Takes 0.13 ms; reading all of them takes 2.
+    This takes 0.13 ms; hashing their contents takes 2.
     """
     digest = hashlib.sha256()
     for folder in folders:

@@ -1,7 +1,7 @@
 """SHA-256 hashes of large files, cached until the files change.
 
-A 5 GB file takes seconds to read. So the hash goes to the user's cache folder, under a name made of the file's device,
-inode number, size and times of change, the last of which programs cannot easily set.
+A 5 GB file takes seconds to read. So the hash is stored in the user's cache folder, under a name made of the file's
+device, inode number, size and times of change, one of which (ctime) programs cannot easily set.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = Non
             digest.update(data)
             if on_progress:
                 on_progress(file.tell(), size)
-        if entry_path(file.fileno()) == entry:  # nobody has changed it meanwhile
+        if entry_path(file.fileno()) == entry:  # the file did not change meanwhile
             with suppress(OSError):
                 entry.parent.mkdir(0o700, parents=True, exist_ok=True)
                 entry.write_text(digest.hexdigest(), encoding="ascii")
@@ -38,7 +38,7 @@ def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = Non
 
 
 def entry_path(descriptor: int) -> Path:
-    """Return the path of the cache entry for an open file in its present state. Raises OSError."""
+    """Return the path of the cached hash of an open file in its present state. Raises OSError."""
     state = os.fstat(descriptor)
     identity = state.st_dev, state.st_ino, *version_of(descriptor)
     return cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]

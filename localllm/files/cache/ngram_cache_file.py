@@ -2,9 +2,9 @@
 
     count      of tokens, 4 bytes, little-endian
     tokens     int32 each
-    places     int32 each, the index; localllm.generation.speculation.ngram_cache says of what
+    places     int32 each, the index; see localllm.generation.speculation.ngram_cache
 
-They are written atomically, begin with a checksum, and can be read by the user only.
+The files are written atomically, begin with a checksum, and can be read by the user only.
 """
 
 import struct
@@ -42,7 +42,7 @@ def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
 
 
 def list_files() -> list[tuple[int, int, float]]:
-    """List the files: number of tokens, bytes, and time of writing in seconds since 1970."""
+    """List the files as (number of tokens, bytes, time of writing in seconds since 1970)."""
     rows = list[tuple[int, int, float]]()
     for path in list_paths():
         with suppress(FileNotFoundError):

@@ -2,11 +2,11 @@
 
     magic      8 bytes
     length     of the header, 4 bytes, little-endian
-    header     JSON: the key, what it belongs to, and the name, size and CRC-32 of each part
+    header     JSON: the key, the fields of PrefixAbout, and the name, size and CRC-32 of each part
     checksum   CRC-32 of the header, 4 bytes
     parts      one after the other
 
-A file appears whole or not at all, and a damaged one is removed: losing it costs time, nothing else. So any number of
+A file appears whole or not at all. A damaged one is removed: the prompt is then prefilled again. So any number of
 programs may read, write and remove files at once.
 """
 
@@ -36,23 +36,24 @@ MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes
 FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
-MOMENT = 1000  # nanoseconds
-USUAL_LIMIT, DISK_SHARE = 4_000_000_000, 4  # bytes of all files; no more than a quarter of what the disk has for them
-SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of these, in GB; 0: keep nothing
+MOMENT = 1000  # nanoseconds between the times of use of a prompt's chunks
+USUAL_LIMIT = 4_000_000_000  # bytes of all files
+DISK_SHARE = 4  # the files take at most one part in this many of the free disk space and their own
+SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # environment variable for another limit, in GB; 0: store nothing
 
 
 @frozen
 class PrefixAbout:
-    """The prefix that a file holds: a prompt's tokens up to `end`, from where the file `before` ends."""
+    """The chunk of a prompt that a file holds: the tokens up to `end`, from the end of the chunk `before` on."""
 
     model: str
     end: int
-    before: str
+    before: str  # key of the file with the tokens before; "" for the first chunk
 
 
 @frozen
 class PrefixEntry:
-    """A file, as lists show it."""
+    """A file of the prefix cache, as lists show it."""
 
     key: str
     about: PrefixAbout
@@ -64,7 +65,7 @@ class PrefixFile:
     """An open file of the prefix cache; use it in a `with` statement.
 
     Attributes:
-        about: the prefix that it holds.  parts: the size of each part in bytes, by name.
+        about: the chunk that it holds.  parts: the size of each part in bytes, by name.
     """
 
     def __init__(self, key: str, file: BinaryIO):
@@ -132,7 +133,7 @@ def remove(key: str) -> None:
 
 
 def write_prefix(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
-    """Write parts, contiguous uint8, under a key, in a folder private to the user.
+    """Write parts, contiguous arrays by name, to the file of a key, in a folder private to the user.
 
     Raises LocalllmError, OSError.
     """
@@ -181,7 +182,7 @@ def clear() -> int:
 
 
 def size_limit() -> int:
-    """Return how many bytes all files may have together."""
+    """Return how many bytes all files may have together: by the environment, else config.toml, else USUAL_LIMIT."""
     variable = os.environ.get(SIZE_VARIABLE)
     if variable:
         with suppress(ValueError, OverflowError):
@@ -191,8 +192,8 @@ def size_limit() -> int:
 
 
 def size_limit_on_disk(total: int) -> int:
-    """Return the limit for `total` present bytes: it also leaves room on the disk for others."""
-    import shutil  # seldom needed, and slow to import
+    """Return size_limit, or less if the disk is nearly full; total: the bytes of all files now."""
+    import shutil  # rarely needed, and slow to import
 
     with suppress(OSError):
         return min(size_limit(), (shutil.disk_usage(folder()).free + total) // DISK_SHARE)
@@ -200,7 +201,7 @@ def size_limit_on_disk(total: int) -> int:
 
 
 def prune() -> None:
-    """Remove files until the limit is kept: least recently used first, the ends of prompts before their beginnings."""
+    """Remove files until the limit is kept: the least recently used first, of a prompt the last chunks first."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
     most = size_limit_on_disk(total)
@@ -221,9 +222,9 @@ def remove_temporary(age: float) -> None:
 
 
 def mark_used(keys: Iterable[str]) -> None:
-    """Set the times of use of a prompt's chunks, given in order; later chunks expire first.
+    """Set the times of use of a prompt's chunks, given in order, so that later chunks expire first.
 
-    Sets them itself because the system's clock for file times advances only every 4 ms.
+    The times are set explicitly because the system's clock for file times advances only every 4 ms.
     """
     now = time.time_ns()
     for place, key in enumerate(keys):

@@ -1,6 +1,6 @@
 """A memory-mapped GGUF model, of one file or several: metadata and read-only views of the weights.
 
-The operating system loads pages as the views are touched, and shares them between processes. (See prefault.py, too.)
+The operating system loads pages on first access and shares them between processes. (See also prefault.py.)
 """
 
 import math
@@ -17,8 +17,7 @@ import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.header import MAGIC, NEEDED, TensorEntry, printable, read_header
-from localllm.files.gguf.metadata import Metadata
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file
 from localllm.system.memory import is_out_of_memory, prefer_huge_pages
@@ -39,7 +38,7 @@ OTHER_FILES = [  # first bytes -> what the file is
     (b"\0" * 24, "zero bytes; download incomplete?"),
 ]
 
-GUESSED = 1 << 10  # of general.file_type: it was guessed from the tensors (llama.h, LLAMA_FTYPE_GUESSED)
+GUESSED = 1 << 10  # flag in general.file_type: the type was guessed from the tensors (llama.h, LLAMA_FTYPE_GUESSED)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,9 +58,9 @@ class Tensor:
 class GGUFFile:
     """A mapped model file; views of it stay valid after `close`.
 
-    packed: the metadata values as stored in the file, with the numbers of their types, uint8.
-    parts: the names of the tensors in each file that was read, by its path.
-    oddities: what is odd in it, as far as it was checked.
+    packed: the metadata values as stored in the file, uint8, each with the number of its type before it.
+    parts: the names of the tensors in each file that was read, by the file's path.
+    oddities: notes on irregularities found so far.
     """
 
     def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
@@ -76,9 +75,9 @@ class GGUFFile:
     def open(cls, path: str | os.PathLike[str], needed: Collection[str] = NEEDED) -> "GGUFFile":
         """Open the model in the file `path`, or the split model (-00001-of-00003.gguf) that it belongs to.
 
-        Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
-        array of strings; those of `needed` are decoded right away. Raises ModelError, with one line, for a file that
-        cannot be read or is not valid.
+        Metadata values are int, float, bool or str, for an array of numbers a read-only NumPy array, for an array of
+        strings list[str]; those of the keys `needed` are decoded right away. Raises ModelError for a file that cannot
+        be read or is not valid.
         """
         path = os.fsdecode(path)
         part = open_part(path, needed)
@@ -104,8 +103,8 @@ class GGUFFile:
 
     @property
     def type_name(self) -> str:
-        """The mix of formats by general.file_type, such as "Q4_K_M"; without that, the main format."""
-        from localllm.quant.recipes import find_recipe  # here, because most commands do without
+        """The recipe that general.file_type names, such as "Q4_K_M"; the main format if there is none."""
+        from localllm.quant.recipes import find_recipe  # here, because most commands do not need it
 
         number = self.metadata.get("general.file_type")
         try:
@@ -146,9 +145,9 @@ class FilePart(NamedTuple):
         return value
 
     def require_whole(self) -> None:
-        """Raise ModelError for a part of a split model that does not say so.
+        """Raise ModelError for a part of a split model without split.count.
 
-        Merged files keep the keys of a split one.
+        A file merged from parts may keep these keys, but with values for a whole model.
         """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
             if (actual := self.integer(key, default=expected)) != expected:
@@ -207,7 +206,7 @@ def map_file(path: str) -> mmap.mmap:
 
 
 def describe(beginning: bytes) -> str:
-    """Describe what a file with these first bytes seems to be."""
+    """Return the end of the sentence "it ..." for a file with these first bytes, which is not a GGUF file."""
     for magic, kind in OTHER_FILES:
         if beginning.startswith(magic):
             return f"is {kind}"
@@ -244,7 +243,7 @@ def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
 
 
 def require_same_model(first: FilePart, part: FilePart) -> None:
-    """Raise ModelError if two files of a split model differ in metadata other than their numbers."""
+    """Raise ModelError if two files of a split model differ in common metadata other than split.no."""
     for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
         if not np.array_equal(part.packed[key], first.packed[key]):
             raise refusal(

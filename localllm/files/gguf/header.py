@@ -1,7 +1,7 @@
 """The reader of a GGUF file's header: the metadata and the table of tensors, both checked.
 
-The file is hostile until proved otherwise. Every count, length and offset is a Python integer, compared with the bytes
-that are really there before anything is allocated or looked at. Source: the GGUF specification,
+The file is untrusted. Every count, length and offset is a Python integer, compared with the bytes that the file has
+before anything is allocated or read. Source: the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which differ only by big-endian files).
 """
 
@@ -10,21 +10,20 @@ import mmap
 import struct
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.gguf.metadata import BEFORE_STRINGS, LazyValue, Metadata
+from localllm.files.gguf.metadata import BEFORE_STRINGS, LazyValue, Metadata, Oddities
 from localllm.files.gguf.strings import CHUNK, MappedStrings, load_strings, short_strings
-from localllm.files.oddities import Oddities
 from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 16  # a page, at most
 STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {  # value type in the file -> how struct and NumPy read it
+SCALARS = {  # value type in the file -> its format for struct and NumPy
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
     2: struct.Struct("<H"),
@@ -45,12 +44,12 @@ MAX_TENSORS = 1 << 17
 MAX_ITEMS = 1 << 22  # strings in arrays and arrays in arrays, all together; the largest vocabularies need a million
 MAX_ARRAYS = 1 << 16  # in arrays; no real model has any
 MAX_DEPTH = 4  # of arrays in arrays
-MAX_TEXT_BYTES = 1 << 22  # of a string that something reads; the largest chat templates have 100 KB
+MAX_TEXT_BYTES = 1 << 22  # of a string that is decoded; the largest chat templates have 100 KB
 MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have some hundred
 MAX_KEY_BYTES = 65535  # these three are the specification's
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
-# What running a model needs: it is decoded on the way, everything else when it is asked for.
+# Keys that running a model needs: decoded while the header is read, all others on first access.
 NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
@@ -69,12 +68,12 @@ class FileHeader(NamedTuple):
 
     metadata: Metadata
     entries: list[TensorEntry]
-    packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
+    packed: dict[str, slice]  # the bytes of each metadata value in the file, from the number of its type on
     oddities: Oddities
 
 
 def printable(text: str, limit: int = 100) -> str:
-    """Make a text fit for a message: one line, no control characters, not too long."""
+    """Make a text fit for a message: one line without control characters, cut off after `limit` characters."""
     text = text if len(text) <= limit else text[:limit] + "…"
     return text if text and text.isprintable() else repr(text)
 
@@ -84,15 +83,15 @@ def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) ->
 
     needed: keys of arrays of strings that will be used: decoding them now is faster than later, unless they are cached.
 
-    Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
-    values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
-    for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
+    Time and memory grow with the numbers of keys, tensors and strings, not with the length of texts. Metadata values
+    are int, float, bool or str; an array of numbers is a read-only NumPy view of the map (maybe unaligned), an array of
+    strings a list[str], an array of arrays a list of those. Raises ModelError.
     """
     return HeaderReader(data, path, needed, load_strings(data) if needed else {}).read()
 
 
 class HeaderReader:
-    """A position in the map that moves forward; `field` is what is being read, for messages."""
+    """A reader that moves forward through the map; `field` names the part it is reading, for messages."""
 
     def __init__(
         self,
@@ -146,8 +145,9 @@ class HeaderReader:
     def ends(self, needed: int) -> NoReturn:
         self.fail(f"the file ends at byte {self.size} but this needs {needed} bytes: download incomplete?")
 
-    def number(self, kind: struct.Struct) -> Any:
-        return kind.unpack_from(self.data, self.take(kind.size))[0]
+    def number(self, kind: struct.Struct) -> int:
+        """Read an integer."""
+        return int(kind.unpack_from(self.data, self.take(kind.size))[0])
 
     def counts(self) -> tuple[int, int]:
         """Read the first 24 bytes: the numbers of tensors and of metadata keys."""
@@ -169,7 +169,7 @@ class HeaderReader:
         return tensors, keys
 
     def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
-        """Read a key's or tensor's name, which becomes the field that messages name."""
+        """Read the name of a key or a tensor; messages name it from now on."""
         self.field = field
         length = self.number(UINT64)
         if not 1 <= length <= limit:
@@ -186,11 +186,11 @@ class HeaderReader:
 
     # ---- metadata values
 
-    def value(self, kind: int, depth: int, key: str = "") -> Any:
+    def value(self, kind: int, depth: int, key: str = "") -> object:
         if kind in SCALARS:
             if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
                 self.fail(f"a bool must be 0 or 1; found {self.data[self.position]}")
-            return self.number(SCALARS[kind])
+            return SCALARS[kind].unpack_from(self.data, self.take(SCALARS[kind].size))[0]
         if kind == STRING:
             start = self.take(self.number(UINT64))
             return LazyValue(self.text(start, self.position), is_text=True)
@@ -199,7 +199,7 @@ class HeaderReader:
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
 
     def text(self, start: int, end: int) -> Callable[[], str]:
-        """Return a function that decodes a string; its messages name the present field."""
+        """Return a function that decodes the string in bytes `start` to `end`; its messages name the present field."""
         data, path, field = self.data, self.path, self.field
 
         def decode() -> str:
@@ -210,7 +210,7 @@ class HeaderReader:
 
         return decode
 
-    def array(self, depth: int, key: str = "") -> Any:
+    def array(self, depth: int, key: str = "") -> object:
         kind, count = self.number(UINT32), self.number(UINT64)
         if kind in SCALARS:
             return self.numbers(kind, count)
@@ -249,7 +249,10 @@ class HeaderReader:
         return codes.view(np.bool_)
 
     def strings(self, count: int) -> list[str]:
-        """Read an array of strings: 128k tokens and 280k merges at every start, so the usual case is fast."""
+        """Read an array of strings.
+
+        A start may read 128,000 tokens and 280,000 merges, so short strings take a fast path.
+        """
         data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
         strings: list[str] = []
         while missing := count - len(strings):
@@ -310,13 +313,12 @@ class HeaderReader:
             self.ends(end)
         self.fail(f"string {number} of the array has {length} bytes; expected at most {MAX_PIECE_BYTES}")
 
-    def alignment(self, kind: int, value: Any) -> int:
-        if kind != 4:
+    def alignment(self, kind: int, value: object) -> int:
+        if kind != 4 or not isinstance(value, int):
             self.fail(f"expected a number of type 4 (uint32), found type {kind}")
         if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
             self.fail(f"expected a power of two from 8 to {MOST_ALIGNMENT}, found {value}")
-        result: int = value
-        return result
+        return value
 
     # ---- the table of tensors
 
@@ -340,7 +342,7 @@ class HeaderReader:
         return TensorEntry(name, format, shape, self.number(UINT64), size)
 
     def resolve_offsets(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
-        """Make each `start` relative to the file, and check that tensors lie in the file and do not overlap."""
+        """Make each `start` relative to the file; fail if a tensor ends beyond the file, overlaps or leaves a gap."""
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()
         for entry in entries:
@@ -363,13 +365,13 @@ class HeaderReader:
             end, before = entry.start + entry.size, entry.name
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
-            if self.has_entry():  # the table goes on: all weights would be taken from a wrong place
+            if self.has_entry():  # the table goes on, so all weights would be read from the wrong bytes
                 self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
             self.oddities.note(f"{self.size - end} bytes after the last tensor")
         return [entry._replace(start=weights + entry.start) for entry in entries]
 
     def has_entry(self) -> bool:
-        """Return whether another row of the table seems to follow; padding and weights look otherwise."""
+        """Return whether the next bytes parse as another row of the table; padding and weights do not."""
         reader = HeaderReader(self.data, self.path)
         reader.position = self.position
         try:
@@ -382,7 +384,7 @@ class HeaderReader:
 def decode_utf8(text: bytes) -> str:
     r"""Decode UTF-8; a stray byte becomes \xNN.
 
-    Thus one bad token does not make a model unreadable, stays distinct from other bad tokens, and the result can be
+    So one bad token does not make a model unreadable, it stays distinct from other bad tokens, and the result can be
     printed and encoded like any other text.
     """
     return text.decode(errors="backslashreplace")

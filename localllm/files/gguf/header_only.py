@@ -1,7 +1,7 @@
-"""Remote GGUF files of which only the header is downloaded.
+"""Opens remote GGUF files after downloading only their headers.
 
-The rest of the file is a hole: enough for everything that reads no weights. A header has some megabytes, the weights
-many gigabytes.
+The rest of the local file is a hole, which is enough for everything that reads no weights. A header has some megabytes,
+the weights many gigabytes.
 """
 
 import mmap
@@ -15,16 +15,16 @@ from localllm.files.gguf.file import GGUFFile, join_parts, open_part
 from localllm.files.gguf.header import HeaderReader
 from localllm.system.files import file_with_path
 
-FIRST = 4 << 20  # bytes; the vocabulary of most models fits, others need two or three times as many
-MOST = 1 << 28  # bytes that a header may have; the largest known have 20 MB
+FIRST = 4 << 20  # bytes of the first download; most models' vocabularies fit, others need two or three times as many
+MOST = 1 << 28  # bytes that a header may have; the largest known has 20 MB
 
 
 class IncompleteHeaderError(Exception):
-    """The header does not end within the bytes that are there."""
+    """The header does not end within the downloaded bytes."""
 
 
 class BeginningReader(HeaderReader):
-    """A header reader for a file of which only the first `there` bytes are known."""
+    """A header reader for a file of which only the first `there` bytes are downloaded."""
 
     there = 0
 
@@ -57,14 +57,14 @@ def header_complete(data: mmap.mmap, path: str, available: int) -> bool:
         return False
     except ModelError as error:
         problem = type(error)(str(error))
-    raise problem  # without the frames of the other one, in which arrays keep the map open
+    raise problem  # a new exception: the frames of the caught one refer to arrays that keep the map open
 
 
 def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
     """Fill an empty file with a model's header, extend it to `size` bytes, and return the bytes fetched.
 
-    fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError if there is no header,
-    LocalllmError if the disk refuses, and what `fetch` raises.
+    fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError if there is no valid header,
+    LocalllmError if the disk is full or refuses, and the exceptions of `fetch`.
     """
     available = 0
     try:
@@ -85,9 +85,9 @@ def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int
 def open_header_only(
     files: Mapping[str, int], fetch: Callable[[str, int, int], bytes]
 ) -> Iterator[tuple[GGUFFile, int]]:
-    """Open a model by its headers only, for the length of the block; yield it and the bytes fetched.
+    """Open a model by its headers only, for the length of the block; yield it and the number of bytes fetched.
 
-    files: sizes in bytes by name, in order, of a model's one or several files; fetch(name, start, end): bytes of them.
+    files: the model's file or files in order, sizes in bytes by name. fetch(name, start, end) returns bytes of a file.
     The temporary files have no name, so nothing is left behind. Raises as write_header and GGUFFile.open.
     """
     with ExitStack() as stack:

@@ -1,33 +1,69 @@
-"""A file's metadata by key, whose values are decoded when they are asked for."""
+"""A file's metadata by key, decoded on first access, and notes on its irregularities."""
 
 import mmap
 from collections import UserDict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from localllm.files.gguf.strings import MappedStrings, save_strings
 
-BEFORE_STRINGS = 16  # bytes of an array: the numbers of its type and of theirs, and how many they are
+BEFORE_STRINGS = 16  # bytes before an array's first string: the value's type, the strings' type, and their number
+MOST_NOTES = 6  # on one file, in the line that the user sees
+
+
+class Oddities:
+    """Notes on irregularities of a file that runs all the same: its meaning is clear, and other programs load it.
+
+    ignored: metadata keys without an effect, which a new file leaves out.
+    """
+
+    def __init__(self) -> None:
+        self._notes = dict[str, None]()  # in the order of their discovery
+        self.ignored = set[str]()
+
+    def note(self, problem: str, key: str = "") -> None:
+        """Note a problem, once; key: of metadata that are ignored because of it."""
+        self._notes[problem] = None
+        self.ignored |= {key} if key else set()
+
+    def extend(self, other: "Oddities") -> None:
+        """Add the notes on another part of the file."""
+        self._notes |= other._notes
+        self.ignored |= other.ignored
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def lines(self) -> list[str]:
+        """Return one line for the user, or none."""
+        if not (notes := [*self._notes]):
+            return []
+        shown = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
+        return [f"the file has irregularities that do not change its meaning: {'; '.join(shown)}"]
 
 
 class LazyValue(NamedTuple):
-    """A metadata value that is decoded on first use; of an array, its length."""
+    """A metadata value that is decoded on first use."""
 
-    value: Callable[[], Any]
-    length: int = 0
+    value: Callable[[], object]
+    length: int = 0  # of an array
     is_text: bool = False
 
 
-class Metadata(UserDict[str, Any]):
+class Metadata(UserDict[str, object]):
     """Metadata by key. Strings are decoded on access, which may raise ModelError for a long one."""
 
-    def __init__(self, values: Any = None, data: mmap.mmap | None = None):
-        """Wrap values; data: the file that they are in, or None."""
+    def __init__(self, values: Mapping[str, object] | None = None, data: mmap.mmap | None = None):
+        """Wrap values; data: the mapped file that they are in, or None.
+
+        `places` has the bytes of each value in the file, `kept` the cached arrays of strings. Both are emptied when a
+        value is set or deleted.
+        """
         super().__init__(values)
         self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
 
     def fingerprint(self, *keys: str) -> str | None:
-        """Hash these values as stored in the file; None if some are not from a file."""
+        """Hash these values as stored in the file (SHA-256); None if some are not from a file."""
         if self._data is None or not all(key in self.places for key in keys):
             return None
         import hashlib  # seldom needed
@@ -42,7 +78,8 @@ class Metadata(UserDict[str, Any]):
         """Cache the positions of these arrays of strings, so that the next start need not decode them."""
         if self._data is not None and all(key in self.places for key in keys):
             places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
-            save_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
+            arrays = [strings for key in keys if isinstance(strings := self[key], list)]
+            save_strings(self._data, list(zip(places, arrays, strict=True)))
 
     def strings(self, key: str) -> int | None:
         """Return the length of an array of strings without decoding it; None if there is no such array."""
@@ -56,7 +93,7 @@ class Metadata(UserDict[str, Any]):
         value = self.data.get(key)
         return value.is_text if isinstance(value, LazyValue) else isinstance(value, str)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         self.places, self.kept = {}, {}
         super().__setitem__(key, value)
 
@@ -64,7 +101,7 @@ class Metadata(UserDict[str, Any]):
         self.places, self.kept = {}, {}
         super().__delitem__(key)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         value = self.data[key]
         if isinstance(value, LazyValue):
             value = self.data[key] = value.value()

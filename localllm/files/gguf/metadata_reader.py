@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Metadata
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Metadata, Oddities
 
 SHOWN = 8  # items of an array in a message
-SMALLEST = float(np.finfo(np.float32).tiny)  # a positive float32 below is subnormal: nobody means it
+SMALLEST = float(np.finfo(np.float32).tiny)  # smaller positive float32 numbers are subnormal: surely a mistake
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Format a metadata value for a message: one short line."""
     if isinstance(value, list | np.ndarray) and len(value) > SHOWN:
         return f"an array of {len(value)}"
@@ -23,12 +22,13 @@ def show(value: Any) -> str:
 
 
 class Checked:
-    """The metadata with a common key prefix, by the rest of their keys."""
+    """The metadata whose keys begin with a prefix, by the rest of their keys; each method checks the value's type."""
 
-    def __init__(self, metadata: Mapping[str, Any], prefix: str, path: str = "", oddities: Oddities | None = None):
+    def __init__(self, metadata: Mapping[str, object], prefix: str, path: str = "", oddities: Oddities | None = None):
         """Wrap metadata.
 
-        path: of the file, for messages; "" where it is known later.  oddities: receives what is odd but clear.
+        path: of the file, for messages; "" if it is not known yet.  oddities: receives notes on harmless
+        irregularities.
         """
         self.metadata, self.prefix, self.path = metadata, prefix, path
         self.oddities = Oddities() if oddities is None else oddities
@@ -48,7 +48,7 @@ class Checked:
         """Return the full key, fit for a message."""
         return printable(self.prefix + name)
 
-    def raw(self, name: str, default: Any = None) -> Any:
+    def raw(self, name: str, default: object = None) -> object:
         """Return the value unchecked."""
         return self.metadata.get(self.prefix + name, default)
 
@@ -60,8 +60,7 @@ class Checked:
         value = self.raw(name, default)
         if not is_whole(value) or not least <= value <= most:
             raise self.wrong(name, f"a number from {least} to {most}")
-        result: int = value
-        return result
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Read a finite number that is neither negative nor subnormal."""
@@ -97,16 +96,16 @@ class Checked:
         return value
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: float) -> bool:
-    """Return whether float32 can hold this nonnegative number exactly enough."""
+    """Return whether a number is 0, or positive, finite and not subnormal in float32."""
     return value == 0 or SMALLEST <= value < math.inf
 
 
-def number_of_strings(metadata: Mapping[str, Any], key: str) -> int | None:
+def number_of_strings(metadata: Mapping[str, object], key: str) -> int | None:
     """Return the length of an array of strings without decoding it; None if there is no such array."""
     if isinstance(metadata, Metadata):
         return metadata.strings(key)
@@ -114,6 +113,6 @@ def number_of_strings(metadata: Mapping[str, Any], key: str) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def is_text(metadata: Mapping[str, Any], key: str) -> bool:
+def is_text(metadata: Mapping[str, object], key: str) -> bool:
     """Return whether a value is a string, without decoding it."""
     return metadata.is_text(key) if isinstance(metadata, Metadata) else isinstance(metadata.get(key), str)

@@ -1,6 +1,6 @@
-"""Releases the pages of a mapped file after use, to keep the process's memory small.
+"""Releases the pages of a mapped file after use, so that the process's memory stays small.
 
-The system may keep the file in its cache: pages that are read again are mapped again.
+The system may keep the file's content in its cache, from which later reads map the pages again.
 """
 
 import mmap
@@ -11,11 +11,11 @@ from localllm.system import memory
 
 
 def map_of(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
-    """Return a view's map and its offset in it; None for any other array."""
+    """Return the map that an array is a view of, and the view's offset in it; None for any other array."""
     content = view
     while isinstance(content.base, np.ndarray):
         content = content.base
-    data = content.base.obj if isinstance(content.base, memoryview) else None
+    data = content.base.obj if isinstance(content.base, memoryview) else content.base
     return (data, view.ctypes.data - content.ctypes.data) if isinstance(data, mmap.mmap) else None
 
 

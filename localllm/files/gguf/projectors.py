@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from localllm.errors import UsageError
 from localllm.files.models_folder import ModelFile
 
-USUAL = "F16", "BF16", "Q8_0", "F32"  # of which the first one that a repository has is brought with a model
+USUAL = "F16", "BF16", "Q8_0", "F32"  # in order of preference, for the projector that is downloaded with a model
 
 
 def find_projector(path: str) -> str:
@@ -33,7 +33,7 @@ def find_projector(path: str) -> str:
 
 
 def projector_bytes(path: str) -> int:
-    """Return the size of the projector next to a model; 0 if there is none or it is ambiguous."""
+    """Return the bytes of the projector next to a model; 0 if there is none, or more than one that fits."""
     try:
         return os.stat(find_projector(path)).st_size
     except (UsageError, OSError):
@@ -69,7 +69,7 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
 
 
 def stem_of(path: str) -> str:
-    """Return a file's name without its format and the mark of a projector."""
+    """Return a file's name in lower case without its ending, its format and "mmproj"."""
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")
     is_format = end.startswith(("f16", "f32", "bf16", "q", "iq")) and end[-1:].isalnum()

@@ -1,18 +1,18 @@
 """A vocabulary's strings left in the file and found by index or by text, without decoding all of them.
 
-There are 50 000 to 500 000, of which a prompt needs some hundreds: to decode them and build dictionaries takes 50 to
-110 ms of a start. Where each begins, and a table to find a text, are kept in the user's cache folder, with a hash of
-the whole header that they belong to: a changed file is read anew. They are written when the vocabulary has been
-checked; the file's name includes the state of the checks' sources, as in validated_cache.py.
+A vocabulary has 50,000 to 500,000 strings, of which a prompt needs some hundreds; decoding all and building
+dictionaries takes 50 to 110 ms of a start. The position of each string, and a table for finding a text, are in a file
+in the user's cache folder, with a hash of the whole header, so that a changed model is read again. It is written when
+the vocabulary has been checked; its name includes a hash of the checks' source files, as in checksummed_cache.py.
 """
 
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, overload
+from typing import TypeVar, overload
 from zlib import crc32
 
 import numpy as np
@@ -26,27 +26,25 @@ from localllm.files.cache.checksummed_cache import (
 )
 from localllm.quant.cache import cache_folder
 
-MOST = 32  # kept vocabularies: 1 to 10 MB each
-LEAST_STRINGS = 10_000  # of a vocabulary: for less, what is saved is not worth a file
-MOST_ALIKE = 8  # strings with the same checksum; a stranger could make more, which take long to search
-BEGINNING = 4096  # bytes of a file, which name what is kept of it
-LENGTH = 8  # bytes, of the number in front of a string
-LOOKUPS = 8192  # of texts: to make a dictionary takes as long
+MOST = 32  # cached vocabularies, 1 to 10 MB each
+LEAST_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it
+MOST_ALIKE = 8  # strings with the same checksum; a hostile file could have more, which would make searches slow
+BEGINNING = 4096  # bytes of a model file whose hash names the cache file
+LENGTH = 8  # bytes of the number in front of a string
+LOOKUPS = 8192  # of texts; they take as long as building a dictionary
 GAP = 8  # bytes of a length; seven of them are zero if it is less than 256
-CHUNK = 1 << 18  # bytes to look at together, which stay in the cache
+CHUNK = 1 << 18  # bytes read together; they fit the processor's cache
+T = TypeVar("T")
 
 
 class MappedStrings(Sequence[str]):
-    """An array of strings in a mapped file, decoded on access.
-
-    end: where it ends in the file.
-    """
+    """An array of strings in a mapped file, decoded on access. end: the position after it in the file."""
 
     def __init__(self, data: mmap.mmap, table: np.ndarray):
         """Wrap a map and a table, uint32 [3 x count + 1].
 
-        The table holds where the strings begin, and where the last one ends; their checksums, sorted; and their indices
-        in that order.
+        The table holds the positions of the strings in the file, and of the end; their checksums, sorted; and their
+        indices in the order of the checksums.
         """
         self._data, count = data, len(table) // 3
         self._begins, self._sums, self._places = (part.data for part in np.split(table, [count + 1, 2 * count + 1]))
@@ -59,7 +57,7 @@ class MappedStrings(Sequence[str]):
     def __getitem__(self, place: int) -> str: ...
     @overload
     def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place < 0:
@@ -81,12 +79,16 @@ class MappedStrings(Sequence[str]):
 
 
 class StringIndex(Mapping[str, int]):
-    """A mapping from strings to indices that becomes a dictionary when it is used often."""
+    """A mapping from strings to indices that builds a dictionary after many lookups."""
 
     def __init__(self, strings: MappedStrings):
         self._strings, self._removed, self._lookups = strings, set[str](), 0
 
-    def get(self, text: str, default: Any = None) -> Any:
+    @overload
+    def get(self, text: str, /) -> int | None: ...
+    @overload
+    def get(self, text: str, default: int | T, /) -> int | T: ...
+    def get(self, text: str, default: object = None, /) -> object:
         self._lookups += 1
         if self._lookups > LOOKUPS:
             self.get = dict(self.items()).get  # type: ignore[method-assign, assignment]
@@ -94,13 +96,12 @@ class StringIndex(Mapping[str, int]):
         return default if place is None else place
 
     def __getitem__(self, text: str) -> int:
-        place: int | None = self.get(text)
-        if place is None:
+        if (place := self.get(text)) is None:
             raise KeyError(text)
         return place
 
     def __contains__(self, text: object) -> bool:
-        return self.get(text) is not None  # type: ignore[arg-type]
+        return isinstance(text, str) and self.get(text) is not None
 
     def __delitem__(self, text: str) -> None:
         self._removed.add(text)
@@ -111,13 +112,15 @@ class StringIndex(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._strings) - len(self._removed)
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[str, int]:
         first = dict(zip(reversed(self._strings[:]), range(len(self._strings) - 1, -1, -1), strict=True))
-        return [(text, place) for text, place in first.items() if text not in self._removed]
+        for text in self._removed:
+            first.pop(text, None)
+        return first.items()
 
 
 def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
-    """Load the cached arrays of strings of a mapped file, by where the first string of each begins."""
+    """Load the cached arrays of strings of a mapped file, by the position of each one's first string."""
     content = read_checksummed(path_of(data)) or b""
     numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
     arrays = dict[int, MappedStrings]()
@@ -130,7 +133,7 @@ def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
 
 
 def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
-    """Cache arrays of strings for `load_strings`, if possible; slices: where they are in the file."""
+    """Cache arrays of strings for `load_strings`, if possible; each with the slice of its bytes in the file."""
     if min(len(strings) for _, strings in arrays) < LEAST_STRINGS:
         return
     tables = [table for place, strings in arrays if (table := build_table(place, strings)) is not None]
@@ -145,9 +148,9 @@ def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]])
 
 
 def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
-    """Build the table for Strings.
+    """Build the table of MappedStrings for the strings in the bytes `place` of the file, uint32 [3 x count + 1].
 
-    None if a string is empty or had bytes other than UTF-8 (then it is longer now), or too many are equal.
+    None if a string is empty, if one had invalid UTF-8 (its text is longer than its bytes), or if too many are equal.
     """
     texts = [text.encode() for text in strings]
     begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])
@@ -161,9 +164,9 @@ def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
 
 
 def path_of(data: mmap.mmap) -> Path:
-    """Return the path of a file's cache entry.
+    """Return the path of a model's cache file.
 
-    Models of a family can share it: then it holds the latest one's.
+    Models with the same size and beginning share it; it holds the strings of the one that was opened last.
     """
     name = hashlib.sha256(b"%d\0" % len(data) + data[:BEGINNING]).hexdigest()[:32]
     return cache_folder() / "vocabularies" / f"{sources_hash(*CHECKS)}-{name}"
@@ -175,13 +178,14 @@ def digest(data: mmap.mmap, end: int) -> bytes:
 
 
 def short_strings(chunk: np.ndarray, most: int) -> tuple[list[str], int]:
-    """Read the whole strings at the start of a chunk, uint8 [bytes], fast, and the bytes they take.
+    """Read up to `most` whole strings at the start of a chunk, uint8 [bytes], and the number of bytes they take.
 
-    At most `most` strings. Each follows its length in bytes (8 of them, little-endian). None if one is unlike those of
-    vocabularies: 1 to 255 bytes of UTF-8, none of them zero. Reading one after the other takes five times as long.
+    Before each string is its length in bytes (8 bytes, little-endian). Returns ([], 0) unless every string has 1 to 255
+    bytes of UTF-8 without a zero byte, as those of vocabularies have. Reading strings one by one takes five times as
+    long.
     """
     filled = np.flatnonzero(chunk)
-    lengths_at = filled[:-1][np.diff(filled) == GAP][:most]  # where just seven zeros follow
+    lengths_at = filled[:-1][np.diff(filled) == GAP][:most]  # nonzero bytes before exactly seven zeros
     ends = lengths_at + GAP + chunk[lengths_at]
     whole = int(np.searchsorted(ends, len(chunk), side="right"))
     if not whole or lengths_at[0] or (ends[: whole - 1] != lengths_at[1:whole]).any():

@@ -1,19 +1,19 @@
-"""Sources that a model can be made from: metadata, and tensors read a few rows at a time.
+"""The source of a model to be quantized: metadata, and tensors read a few rows at a time.
 
-A GGUF file is one source; a folder of a Hugging Face checkpoint is another (localllm.convert).
+A GGUF file is one source; the folder of a Hugging Face checkpoint is another (localllm.convert).
 """
 
-import mmap
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.files.gguf.page_release import map_of
 from localllm.files.gguf.writer import Packed
 from localllm.quant.formats import Format
-from localllm.system.memory import release_pages
+from localllm.system import memory
 
 
 class SourceTensor(Protocol):
@@ -23,7 +23,7 @@ class SourceTensor(Protocol):
     def name(self) -> str: ...  # as in a GGUF file: blk.0.attn_q.weight
 
     @property
-    def format(self) -> Format: ...  # of what `rows` gives
+    def format(self) -> Format: ...  # of the rows that `rows` returns
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # in weights, the length of a row last
@@ -42,28 +42,30 @@ class Source(Protocol):
     """A whole model to read from."""
 
     @property
-    def path(self) -> str: ...  # as the user named it
+    def path(self) -> str: ...  # as the user gave it
 
     @property
-    def files(self) -> Sequence[str]: ...  # what is read; must not be written
+    def files(self) -> Sequence[str]: ...  # paths that are read, so no output may replace them
 
     @property
-    def metadata(self) -> Mapping[str, Any]: ...  # plain values, as GGUFFile.metadata has them
+    def metadata(self) -> Mapping[str, object]: ...  # decoded values, as in GGUFFile.metadata
 
     @property
-    def packed(self) -> Mapping[str, Any]: ...  # the same keys, values for gguf_writer.packed
+    def packed(self) -> Mapping[str, object]: ...  # the same keys, with values for writer.pack_value
 
     @property
     def tensors(self) -> Sequence[SourceTensor]: ...
 
     @property
-    def parts(self) -> Sequence[Sequence[str]]: ...  # names of tensors, by file of a split model; one list otherwise
+    def parts(
+        self,
+    ) -> Sequence[Sequence[str]]: ...  # names of the tensors, by file of a split model
 
     @property
-    def warnings(self) -> Sequence[str]: ...  # what the user should know, one line each
+    def warnings(self) -> Sequence[str]: ...  # for the user, one line each
 
     @property
-    def ignored(self) -> Collection[str]: ...  # keys of metadata that make no sense: a new file has them not
+    def ignored(self) -> Collection[str]: ...  # metadata keys with invalid values, which a new file leaves out
 
 
 class GGUFSource:
@@ -90,30 +92,17 @@ class GGUFTensor:
     def __init__(self, tensor: Tensor):
         self.name, self.format, self.shape = tensor.name, tensor.format, tensor.shape
         self._data = tensor.data.reshape(row_count(tensor.shape), -1)
-        self._map, self._start = find_map(tensor.data)
+        self._mapping = map_of(tensor.data)
 
     def rows(self, first: int, last: int) -> np.ndarray:
         return self._data[first:last]
 
     def release_rows(self, first: int, last: int) -> None:
-        """Release the pages, which the system caches as long as it has room."""
-        if self._map is None:
-            return
-        width = self._data.shape[1]
-        begin, end = self._start + first * width, self._start + last * width
-        release_pages(self._map, begin, end)
-
-
-def find_map(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
-    """Return the map that an array is a view of, and its offset there; None if there is no map."""
-    start, owner = array.ctypes.data, array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    base: Any = owner.base
-    base = base.obj if isinstance(base, memoryview) else base
-    if isinstance(base, mmap.mmap):
-        return base, start - owner.ctypes.data
-    return None, 0
+        """Release the pages of these rows; the system keeps the file's content cached as long as it has room."""
+        if self._mapping:
+            data, start = self._mapping
+            width = self._data.shape[1]
+            memory.release_pages(data, start + first * width, start + last * width)
 
 
 def row_count(shape: tuple[int, ...]) -> int:

@@ -1,6 +1,7 @@
 """A writer of GGUF files that holds one chunk of one tensor in memory at a time.
 
-The header tells sizes only, so it can be written before any weight is there. Source: the GGUF specification,
+The header has only the sizes of tensors, so it can be written before any weight is computed. Source: the GGUF
+specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
 """
 
@@ -9,7 +10,6 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 import numpy as np
 
@@ -20,22 +20,24 @@ from localllm.quant.formats import BY_NAME, Format
 
 VERSION = 3
 UINT32, INT32, FLOAT32, UINT64, INT64 = 4, 5, 6, 10, 11
-KINDS = {np.dtype(scalar.format): kind for kind, scalar in SCALARS.items()}  # of NumPy numbers and arrays
+KINDS = {np.dtype(scalar.format): kind for kind, scalar in SCALARS.items()}  # NumPy dtype -> GGUF value type
 LENGTH = struct.Struct("<Q")
 
 
 class Packed(bytes):
-    """A metadata value as stored in a file: its type's number and its bytes. See GGUFFile.packed."""
+    """A metadata value as stored in a file: the number of its type, then its bytes. See GGUFFile.packed."""
 
 
 @frozen
 class OutputTensor:
-    """A tensor to be written. `pieces` yields its bytes in order, made on demand."""
+    """A tensor to be written."""
 
     name: str
     format: Format
     shape: tuple[int, ...]  # in weights, the length of a row last
-    pieces: Iterable[Any] = field(default=(), compare=False)  # buffers
+    pieces: Iterable[bytes | memoryview | np.ndarray] = field(
+        default=(), compare=False
+    )  # its bytes in order, made on demand
 
     @property
     def nbytes(self) -> int:
@@ -48,17 +50,17 @@ class OutputTensor:
         return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))
 
 
-def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> None:
+def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, object], tensors: Sequence[OutputTensor]) -> None:
     """Write a GGUF file, atomically.
 
-    metadata: see `pack_value` for possible values; `general.alignment` is respected. Raises LocalllmError for a full
-    disk and the like, ValueError if a tensor's pieces are not as long as its shape says.
+    metadata: see `pack_value` for possible values; `general.alignment` is respected. Raises LocalllmError if the disk
+    is full or refuses, ValueError if a tensor's pieces do not have the number of bytes that its shape requires.
     """
     with SafeFile(path) as file:
         write_body(file, metadata, tensors)
 
 
-def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> None:
+def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence[OutputTensor]) -> None:
     """Write the header and all tensors."""
     alignment = alignment_of(metadata)
     file.write(build_header(metadata, tensors, alignment))
@@ -71,14 +73,14 @@ def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Ou
         file.write(bytes(-file.position % alignment))
 
 
-def alignment_of(metadata: Mapping[str, Any]) -> int:
+def alignment_of(metadata: Mapping[str, object]) -> int:
     """Return the alignment of tensors in the file, in bytes."""
     value = metadata.get(ALIGNMENT)
     return DEFAULT_ALIGNMENT if value is None else int.from_bytes(pack_value(value)[4:8], "little")
 
 
 def build_header(
-    metadata: Mapping[str, Any], tensors: Sequence[OutputTensor], alignment: int = DEFAULT_ALIGNMENT
+    metadata: Mapping[str, object], tensors: Sequence[OutputTensor], alignment: int = DEFAULT_ALIGNMENT
 ) -> bytes:
     """Build everything before the weights, padded to the alignment."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
@@ -106,12 +108,12 @@ def pack_string(value: str | bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def pack_value(value: Any) -> Packed:
+def pack_value(value: object) -> Packed:
     """Encode a metadata value with its type.
 
-    bool and str are what they are, bytes a string too; float is float32; int uint32, or if it does not fit int32, then
-    64 bits; a NumPy number or array has the type of its dtype; a list or tuple is an array of strings, float32 or
-    int32. Raises TypeError for anything else.
+    bool and str keep their types, bytes become a string, float becomes float32, and int the first of uint32, int32,
+    uint64 and int64 that holds it. A NumPy number or array keeps its dtype. A list or tuple becomes an array of
+    strings, bool, float32 or int32. Raises TypeError for anything else.
     """
     if isinstance(value, Packed):
         return value
@@ -126,17 +128,18 @@ def pack_value(value: Any) -> Packed:
     return Packed(struct.pack("<I", kind) + data)
 
 
-def pack_array(values: Sequence[Any]) -> Packed:
-    """Encode an array of Python's strings or numbers; an empty one is an array of strings."""
-    if all(isinstance(value, str | bytes) for value in values):
-        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, values)))
+def pack_array(values: Sequence[object]) -> Packed:
+    """Encode a sequence of strings or of numbers; an empty one becomes an array of strings."""
+    strings = [value for value in values if isinstance(value, str | bytes)]
+    if len(strings) == len(values):
+        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, strings)))
     dtype = np.bool_ if isinstance(values[0], bool) else np.float32 if isinstance(values[0], float) else np.int32
     if not all(isinstance(value, bool | int | float) for value in values):
         raise TypeError("an array of a GGUF file has strings, or numbers")
     return pack_value(np.array(values, dtype))
 
 
-def pack_scalar(value: Any) -> tuple[int, bytes]:
+def pack_scalar(value: object) -> tuple[int, bytes]:
     """Return the number of a value's type, and its bytes."""
     if isinstance(value, np.generic):
         return KINDS[value.dtype.newbyteorder("<")], value.tobytes()

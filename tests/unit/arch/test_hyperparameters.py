@@ -21,7 +21,7 @@ from localllm.arch.mrope import with_sections
 from localllm.arch.rope import Rope
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 
 METADATA = {
     "general.architecture": "llama",

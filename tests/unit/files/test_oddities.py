@@ -14,7 +14,8 @@ import localllm
 from localllm.arch.weights import part_of
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.oddities import MOST, Oddities
+from localllm.files.gguf.metadata import MOST_NOTES as MOST
+from localllm.files.gguf.metadata import Oddities
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import read_vocabulary
 from tests.fuzz.test_malformed_models import ALL, PIECES, TYPES, L, T, sentence_piece, with_item

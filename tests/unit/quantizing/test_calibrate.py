@@ -31,7 +31,7 @@ from localllm.engine.trace.recorder import trace_model
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.tensor_source import find_map
+from localllm.files.gguf.page_release import map_of
 from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import dequantize
 from localllm.kernels.reference_cache import ReferenceCache
@@ -408,7 +408,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(given, said: str, model, text,
 
 def test_inputs_that_are_no_numbers_are_an_error(text: Path, tmp_path: Path, capsys):
     path = write_tiny_model(tmp_path / "broken.gguf", context=128)
-    _, start = find_map(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    _, start = map_of(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
     with open(path, "r+b") as file:
         file.seek(start)
         file.write(np.full(64, 3e38, np.float32).tobytes())

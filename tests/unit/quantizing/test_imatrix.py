@@ -363,10 +363,10 @@ def test_merging(tmp_path):
     assert (both.chunks, both.chunk_size, list(both.datasets)) == (10, 4, ["x", "y"])
     np.testing.assert_array_equal(both.squares["a"].sums, one.squares["a"].sums + two.squares["a"].sums)
     assert both.squares["a"].counts.tolist() == [40]
-    assert one.plus(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "of one that says nothing there are none"
+    assert one.merge(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "of one that says nothing there are none"
     np.testing.assert_array_equal(both.squares["b"].sums, one.squares["b"].sums)
     with pytest.raises(UsageError, match="do not fit together: a is"):
-        one.plus(ImportanceMatrix({"a": squares(1, 5)}))
+        one.merge(ImportanceMatrix({"a": squares(1, 5)}))
 
 
 # ---- collecting -----------------------------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ def test_the_command(cli, tmp_path, tiny, text):
     assert cli(tiny, text, "-o", second, "-c", SIZE, "--chunks", 2, "--in-file", out, "-t", 1) == (0, "", "")
     assert read_imatrix(second).chunks == 5
     assert cli("-o", both, "--in-file", out, "--in-file", second) == (0, "", "")
-    same(read_imatrix(both), first.plus(read_imatrix(second)))
+    same(read_imatrix(both), first.merge(read_imatrix(second)))
     bytes_before = out.read_bytes()
     assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 2)[0] == 0
     assert out.read_bytes() == bytes_before

@@ -36,7 +36,8 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf import tensor_source as source
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.tensor_source import GGUFTensor, find_map, row_count
+from localllm.files.gguf.page_release import map_of
+from localllm.files.gguf.tensor_source import GGUFTensor, row_count
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.safe_file import SafeFile
 from localllm.kernels.dequantize_rows import Widener, can_widen
@@ -780,9 +781,9 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     whole = np.frombuffer(mapped, np.uint8)
     for array, start in ((whole, 0), (whole[5000:], 5000), (whole[4096:][10:].view("<u2"), 4106)):
-        assert find_map(array) == (mapped, start)
+        assert map_of(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
-        assert find_map(array) == (None, 0)
+        assert map_of(array) is None
 
 
 def test_rows_that_are_forgotten(tmp_path: Path, monkeypatch):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.files.oddities import Oddities
 from localllm.text.tokenizer import _chat_template
 from localllm.text.vocabulary import Vocabulary, note_odd_merges, read_vocabulary
 from tests.unit.text.test_tokenizer import (

@@ -17,7 +17,7 @@ from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resize, whole_size, with_bars
 from localllm.arch.vision.tiling import cut_tiles, grids, most_used, tiles_of
 from localllm.errors import ModelError
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -20,7 +20,7 @@ from localllm.engine.operations.operation import Operation
 from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor
-from localllm.files.oddities import Oddities
+from localllm.files.gguf.metadata import Oddities
 from localllm.quant.formats import BY_NAME
 
 CONTEXT, WORDS = 64, 2  # words of 32 bits that say which keys of a context count
