@@ -12,7 +12,7 @@ from localllm.files.gguf.header import printable
 LARGEST = 1e38  # largest number that is accepted
 
 
-def quoted(value: Any) -> str:
+def quoted(value: object) -> str:
     """Format a value for a message, a text in quotes."""
     return printable(f'"{value}"' if isinstance(value, str) else str(value))
 
@@ -22,7 +22,7 @@ class Config:
 
     def __init__(
         self,
-        content: Mapping[str, Any],
+        content: Mapping[str, object],
         path: Path,
         warnings: list[str] | None = None,
         asked: set[str] | None = None,
@@ -48,18 +48,18 @@ class Config:
         first = names[0] if isinstance(names, list) and names else None
         return first if isinstance(first, str) else ""
 
-    def text_config(self, defaults: Mapping[str, Any]) -> "Config":
+    def text_config(self, defaults: Mapping[str, object]) -> "Config":
         """Merge the language model's section (text_config of vision models) into the values, over `defaults`."""
         content = {**defaults, **self.content, **self.section("text_config").content}
         if "tie_word_embeddings" in self.content:  # here the outer value counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return self.with_content(content)
 
-    def plus(self, **more: Any) -> "Config":
+    def plus(self, **more: object) -> "Config":
         """Copy the object with these values added."""
         return self.with_content({**self.content, **more})
 
-    def with_content(self, content: Mapping[str, Any]) -> "Config":
+    def with_content(self, content: Mapping[str, object]) -> "Config":
         """Copy the object with other content."""
         return Config(content, self.path, self.warnings, self.asked, self.prefix)
 
@@ -75,7 +75,7 @@ class Config:
     def refusal(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}")
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Return the value of any type; null counts as missing."""
         self.asked.add(self.prefix + name)
         value = self.content.get(name)
@@ -109,7 +109,7 @@ class Config:
             raise self.refusal(f"{name} should be true or false, is {quoted(value)}")
         return value
 
-    def only(self, name: str, *allowed: Any) -> None:
+    def only(self, name: str, *allowed: object) -> None:
         """Refuse values other than `allowed` (or none), which the GGUF architecture cannot express."""
         value = self.get(name)
         if value is not None and value not in allowed:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import gguf
 
@@ -13,13 +12,13 @@ from localllm.convert.files import read_json
 from localllm.files.gguf.header import printable
 
 
-def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, Any]:
+def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
     """Build name, size, license, languages, ... by the gguf package's rules; warns of a card that it cannot use.
 
     shapes: of the tensors, by name.
     """
     folder = folder.resolve()
-    named = {"general.type": "model", "general.name": cached_name(folder) or folder.name}
+    named: dict[str, object] = {"general.type": "model", "general.name": cached_name(folder) or folder.name}
     named["general.size_label"] = size_label(shapes)
     logging.getLogger("metadata").setLevel(logging.CRITICAL)
     config, parameters = read_json(folder / "config.json") or {}, sum(map(prod, shapes.values()))
@@ -36,7 +35,9 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: l
         return named
 
 
-def card_metadata(folder: Path, card: Mapping[str, Any], config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+def card_metadata(
+    folder: Path, card: Mapping[str, object], config: Mapping[str, object], parameters: int
+) -> dict[str, object]:
     """Translate a model card's front matter; raises anything if it is odd."""
     writer = gguf.GGUFWriter(None, "")
     about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
@@ -54,7 +55,7 @@ def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return gguf.size_label(others + experts, others, experts, next(iter(stacks.values()))[0] if stacks else 0)
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Tell whether a value from the model card is a string, a number, or a list of strings."""
     texts = value if isinstance(value, list) else [value]
     return isinstance(value, int) or (bool(texts) and all(isinstance(text, str) for text in texts))

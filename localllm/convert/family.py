@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import CheckpointFacts
@@ -13,6 +12,7 @@ from localllm.frozen import frozen
 
 Dimensions = tuple[str, ...]  # a shape, by names of CheckpointFacts.sizes
 Sizes = Mapping[str, int]
+Build = Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]  # (stored tensors, shape, sizes) to the tensor
 NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # safetensors types
 
 
@@ -22,7 +22,7 @@ class DerivedTensor:
 
     dimensions: Dimensions
     of: Mapping[str, Dimensions]  # stored names, after the layer's number, and their shapes
-    made: Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]
+    made: "Build"
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 
@@ -45,7 +45,7 @@ class Family:
     offset_norms: bool = False  # norms multiply by 1 + weight
     biased: tuple[str, ...] = ()  # tensors that must have a bias
     bare: tuple[str, ...] = ()  # tensors whose GGUF names do not end with .weight
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that config.json may omit
+    defaults: Mapping[str, object] = field(default_factory=dict)  # values that config.json may omit
     sees: bool = False  # has vision tensors, which are ignored
     decodes: bool = True  # makes logits: has an output norm, and an output matrix unless tied
     prefixes: tuple[str, ...] = ()  # prefixes of tensor names that are removed
@@ -55,5 +55,5 @@ class Family:
     named_as: str = ""  # architecture whose tensor names gguf's table has, if it lacks this one
     vocabulary: str = ""  # tokenizer.ggml.model of SentencePiece vocabularies, if not "llama"
     named: Callable[[str, int], str] | None = None  # maps a tensor's name and the number of layers to a name gguf knows
-    more: Mapping[str, Any] = field(default_factory=dict)  # metadata with full keys
-    of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, Any]] | None = None  # more metadata
+    more: Mapping[str, object] = field(default_factory=dict)  # metadata with full keys
+    of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, object]] | None = None  # more metadata

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import gguf
 
@@ -28,6 +27,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import row_count
 from localllm.quant.recipes import find_recipe, llama_order
 
+TEMPLATE = "tokenizer.chat_template"
 MADE = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of what quantizing makes
 
 
@@ -37,13 +37,13 @@ class Checkpoint:
 
     path: str
     files: list[str]  # paths of all its files
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     tensors: list[CheckpointTensor]
     warnings: list[str]  # lines for the user
     count: int = 1  # number of the language model's weight files
 
     @property
-    def packed(self) -> dict[str, Any]:
+    def packed(self) -> dict[str, object]:
         return self.metadata
 
     @property
@@ -104,17 +104,17 @@ def refuse_adapter(folder: Path) -> None:
     raise ModelError(f"{folder}: is {name}, not a model: merge it into its base model{of} first")
 
 
-def invalid_templates(metadata: Mapping[str, Any]) -> list[str]:
+def invalid_templates(metadata: Mapping[str, object]) -> list[str]:
     """Warn of chat templates that do not parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
     found = []
     for key, text in metadata.items():
-        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template."):
+        if isinstance(text, str) and (key == TEMPLATE or key.startswith(f"{TEMPLATE}.")):
             try:
                 ChatTemplate(text)
             except ModelError as error:
-                name = key.removeprefix("tokenizer.chat_template").removeprefix(".")
+                name = key.removeprefix(TEMPLATE).removeprefix(".")
                 found.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written as it is")
     return found
 
@@ -154,7 +154,7 @@ def file_type(tensors: list[CheckpointTensor]) -> int:
     return find_recipe("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
 
 
-def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, Any]) -> None:
+def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, object]) -> None:
     """Raise ModelError for strings that JSON can spell and UTF-8 cannot."""
     for key, value in metadata.items():
         try:

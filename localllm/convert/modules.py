@@ -6,7 +6,6 @@ Source: https://sbert.net/docs/package_reference/sentence_transformer/models.htm
 
 import json
 from pathlib import Path
-from typing import Any
 
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.weights import Stored, read_header
@@ -80,7 +79,7 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
     return found
 
 
-def prompts(folder: Path) -> dict[str, Any]:
+def prompts(folder: Path) -> dict[str, object]:
     """Read the prefixes of queries and documents, as GGUF keys."""
     path = folder / "config_sentence_transformers.json"
     with report_as_model_error(path):

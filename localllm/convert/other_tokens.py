@@ -2,28 +2,32 @@
 
 from base64 import b64decode
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from localllm.convert.pretokenizer_name import parts
-from localllm.convert.token_table import Tokens, steps
+from localllm.convert.token_table import Step, TokenizerJson, Tokens, steps
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.text.token_types import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.wordpiece import LONGEST
 
 
-def from_wordpiece(path: Path, content: dict[str, Any], size: int) -> Tokens:
+def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read WordPiece: pieces that begin words get "▁" in front, others lose their "##". Raises ModelError."""
-    model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [{}]
+    model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
     if normalizer.get("type") != "BertNormalizer" or [part["type"] for part in parts(content.get("pre_tokenizer"))] != [
         "BertPreTokenizer"
     ]:
         raise ModelError(f"{path}: WordPiece with another normalizer or pre-tokenizer than BERT's is not supported")
-    for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", LONGEST)):
-        if model.get(name, usual) != usual:
-            raise ModelError(f"{path}: {name} {printable(str(model[name]))} is not supported")
+    prefix, longest = model.get("continuing_subword_prefix", "##"), model.get("max_input_chars_per_word", LONGEST)
+    for name, value, usual in (
+        ("continuing_subword_prefix", prefix, "##"),
+        ("max_input_chars_per_word", longest, LONGEST),
+    ):
+        if value != usual:
+            raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
         raise ModelError(f"{path}: a normalizer that leaves control or Chinese characters alone is not supported")
     lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
@@ -40,9 +44,10 @@ def from_wordpiece(path: Path, content: dict[str, Any], size: int) -> Tokens:
     return tokens
 
 
-def from_unigram(path: Path, content: dict[str, Any], size: int) -> Tokens:
+def from_unigram(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read a unigram model: pieces, scores and the character map that normalizes texts. Raises ModelError."""
     model, charsmap, merges_spaces = content["model"], b"", False
+    vocabulary = cast("list[tuple[str, float]]", model["vocab"])  # of type Unigram, which read_tokens has checked
     for step in steps(content.get("normalizer")):
         if step["type"] == "Precompiled":
             charsmap = b64decode(step["precompiled_charsmap"])
@@ -59,11 +64,11 @@ def from_unigram(path: Path, content: dict[str, Any], size: int) -> Tokens:
     tokens.more["remove_extra_whitespaces"] = merges_spaces or "WhitespaceSplit" in kinds
     if charsmap:
         tokens.more["precompiled_charsmap"] = np.frombuffer(charsmap, np.uint8)
-    for token, (piece, score) in enumerate(model["vocab"]):
+    for token, (piece, score) in enumerate(vocabulary):
         tokens.put(token, piece, UNKNOWN if token == model.get("unk_id") else NORMAL, float(score))
     for added in content.get("added_tokens") or ():
         if added["id"] != model.get("unk_id"):
             kind = CONTROL if added.get("special") else USER_DEFINED
-            score = model["vocab"][added["id"]][1] if added["id"] < len(model["vocab"]) else 0.0
+            score = vocabulary[added["id"]][1] if added["id"] < len(vocabulary) else 0.0
             tokens.put(added["id"], added["content"], kind, float(score))
     return tokens

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import gguf
 
@@ -26,7 +25,7 @@ SIZES = {
     "attention.head_count": "num_attention_heads",
 }  # fmt: skip
 # Values that config.json may omit.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, int]] = {
     "text": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
              "max_position_embeddings": 77},
     "vision": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -47,15 +46,16 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     """Open both encoders of a checkpoint. Raises ModelError for what is missing or not supported."""
     folder = Path(path)
     config = Config.of(folder)
-    out, metadata, parts = config.count("projection_dim", 512), dict[str, Any](), dict[str, Part]()
+    out, metadata, parts = config.count("projection_dim", 512), dict[str, object](), dict[str, Part]()
     kinds = {config.section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in MORE}
     if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
         raise config.refusal("hidden_act: expected quick_gelu or gelu, the same for both encoders")
     for tower, more in MORE.items():
         said = config.section(f"{tower}_config")
-        sizes: dict[str, Any] = {ours: said.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | more).items()}
-        sizes |= {"projection_dim": out, "attention.layer_norm_epsilon": said.number("layer_norm_eps", 1e-5)}
-        metadata |= {f"clip.{tower}.{name}": size for name, size in sizes.items()}
+        sizes = {ours: said.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | more).items()}
+        epsilon = said.number("layer_norm_eps", 1e-5)
+        keys = {**sizes, "projection_dim": out, "attention.layer_norm_epsilon": epsilon}
+        metadata |= {f"clip.{tower}.{name}": value for name, value in keys.items()}
         parts |= tower_parts(tower, sizes, out, said)
     tensors = read_tensors(folder, parts)
     pictures = preparation(folder)
@@ -70,7 +70,7 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings)
 
 
-def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> dict[str, Part]:
+def tower_parts(tower: str, sizes: dict[str, int], out: int, said: Config) -> dict[str, Part]:
     """List the tensors of an encoder."""
     ours, theirs, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
     if width == hidden:  # readers recognize the matrices of a layer by their shapes
@@ -93,7 +93,7 @@ def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> di
     return parts | plain(name, name, out, width)
 
 
-def of_pictures(theirs: str, sizes: dict[str, Any], width: int) -> dict[str, Part]:
+def of_pictures(theirs: str, sizes: dict[str, int], width: int) -> dict[str, Part]:
     """List the tensors that only the image encoder has."""
     patch, embeddings = sizes["patch_size"], f"{theirs}.embeddings"
     patches = (sizes["image_size"] // patch) ** 2
@@ -121,7 +121,7 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
     return found
 
 
-def words(folder: Path) -> dict[str, Any]:
+def words(folder: Path) -> dict[str, object]:
     """Read the vocabulary and its merges. Raises ModelError."""
     content = read_json(folder / "tokenizer.json")
     if content is not None:

@@ -8,8 +8,8 @@ import json
 import random
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
 
+from localllm.convert.token_table import Step
 from localllm.errors import ModelError
 from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
@@ -104,7 +104,7 @@ def probe() -> str:
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
-def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
+def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
     """Return tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
     from tokenizers import Tokenizer
 
@@ -127,7 +127,7 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
     return USUAL_NAMES.get(name, name)
 
 
-def parts(content: Any) -> list[dict[str, Any]]:
+def parts(content: Step | None) -> list[Step]:
     """List the steps of a `pre_tokenizer`."""
     if not isinstance(content, dict):
         return []

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ SECTIONS = "mrope"  # several positions, each for a section of pairs
 class RopeScaling:
     """Metadata after "ARCH.rope.", and tensors (float32 [dims / 2]) that divide frequencies, by name."""
 
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -77,7 +76,7 @@ def sections(rope: Config, dims: int) -> list[int]:
     return [*found, 0]
 
 
-def yarn(rope: Config, context: int) -> dict[str, Any]:
+def yarn(rope: Config, context: int) -> dict[str, object]:
     """Read YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves; the rest is stored."""
     factor = rope.number("factor")
     wanted = yarn_magnitude(factor, 1)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,9 @@ KEYS: dict[str, tuple[str, type]] = {
 SEQUENCE = "sequence"  # order of samplers, a string
 
 
-def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """Return the keys, and warnings of values that are not numbers and of settings without a GGUF key."""
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):
         metadata["general.sampling.sequence"] = content[SEQUENCE]
@@ -47,7 +46,7 @@ def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[
     return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
 
 
-def is_of(kind: type, value: Any) -> bool:
+def is_of(kind: type, value: object) -> bool:
     """Tell whether a JSON value is a number that the type can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False

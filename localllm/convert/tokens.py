@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from localllm.convert.files import read_bytes, read_json, report_as_model_error
 from localllm.convert.other_tokens import from_unigram, from_wordpiece
 from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
-from localllm.convert.token_table import Tokens, steps
+from localllm.convert.token_table import Step, TokenizerJson, Tokens, steps
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.text.subwords import merge
@@ -20,7 +19,7 @@ SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_res
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemma4: bool = False) -> Tokens:
+def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> Tokens:
     """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
 
     content: its tokenizer.json, None if there is none. of_gemma4: readers merge in the listed order, not by scores.
@@ -62,7 +61,7 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemm
     return tokens
 
 
-def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
+def from_byte_level(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read byte-level BPE: the file lists the merges."""
     refuse_normalizer(path, content, {"NFC"})
     pre = name_of_pretokenizer(path, content)
@@ -76,7 +75,7 @@ def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
     return tokens
 
 
-def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
+def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
     """Return tokenizer.ggml.pre, which implies the expressions and `ignore_merges`. Raises ModelError."""
     ignores = content["model"].get("ignore_merges") is True
     try:
@@ -91,7 +90,7 @@ def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
         raise ModelError(f"{path}: {error}") from None
 
 
-def merges_make_all(content: dict[str, Any]) -> bool:
+def merges_make_all(content: TokenizerJson) -> bool:
     """Tell whether merging produces every piece, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
     ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
@@ -116,7 +115,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     return tokens
 
 
-def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
+def from_merges(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read SentencePiece from its translation into merges: pieces that are merged earlier get higher scores."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     refuse_cuts(path, content)
@@ -131,7 +130,7 @@ def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
     return tokens
 
 
-def from_merges_of_gemma4(path: Path, content: dict[str, Any], size: int) -> Tokens:
+def from_merges_of_gemma4(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read Gemma 4's listed merges. Raises ModelError."""
     refuse_normalizer(path, content, {"Replace"})
     refuse_cuts(path, content)
@@ -148,7 +147,7 @@ def show(tokens: Tokens) -> None:
             tokens.types[token] = USER_DEFINED
 
 
-def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
+def refuse_cuts(path: Path, content: TokenizerJson) -> None:
     """Raise ModelError for a pre-tokenizer that splits texts."""
     for part in parts(content.get("pre_tokenizer")):
         if not cuts_nothing(part, content):
@@ -157,7 +156,7 @@ def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
             )
 
 
-def cuts_nothing(part: dict[str, Any], content: dict[str, Any]) -> bool:
+def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
     """Tell whether a step leaves texts whole: Gemma's splits at spaces when none are left."""
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
@@ -200,13 +199,13 @@ def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, s
             group = []
 
 
-def merge_pairs(content: dict[str, Any]) -> list[tuple[str, str]]:
+def merge_pairs(content: TokenizerJson) -> list[tuple[str, str]]:
     """Return the merges of a tokenizer.json, which are written as "left right" or as two strings."""
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
     return [(left, right) for left, right in pairs]
 
 
-def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) -> None:
+def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> None:
     """Raise ModelError if texts are changed in other ways before they are split."""
     for step in steps(content.get("normalizer")):
         kind = step.get("type")
@@ -215,7 +214,7 @@ def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) ->
             raise ModelError(f"{path}: normalizer {printable(str(kind))} is not supported")
 
 
-def prepends_space(content: dict[str, Any]) -> bool:
+def prepends_space(content: TokenizerJson) -> bool:
     """Tell whether a SentencePiece tokenizer.json adds a space before texts."""
     schemes = [
         part.get("prepend_scheme", "always")

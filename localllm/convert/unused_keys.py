@@ -7,7 +7,6 @@ models.
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.files.gguf.header import printable
@@ -80,7 +79,7 @@ def warn_unused_config(config: Config) -> list[str]:
     return warning("config.json", [name for name in names if not MEANINGLESS.fullmatch(name)])
 
 
-def paths(content: Mapping[str, Any], asked: Collection[str], prefix: str = "") -> Iterable[str]:
+def paths(content: Mapping[str, object], asked: Collection[str], prefix: str = "") -> Iterable[str]:
     """Yield the names of values that were not read, including those in objects that were."""
     for key, value in content.items():
         name = f"{prefix}{key}"
@@ -92,13 +91,13 @@ def paths(content: Mapping[str, Any], asked: Collection[str], prefix: str = "") 
             yield from paths(value, asked, f"{name}.")
 
 
-def says_something(value: Any) -> bool:
+def says_something(value: object) -> bool:
     """Tell whether a value may change something: null, false, 0, empty ones and a factor of 1.0 do not."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 
 def warn_unused(
-    file: str, content: Mapping[str, Any], used: Collection[str], meaningless: re.Pattern[str]
+    file: str, content: Mapping[str, object], used: Collection[str], meaningless: re.Pattern[str]
 ) -> list[str]:
     """Warn of keys in another file."""
     names = [name for name, value in content.items() if says_something(value) and name not in used]

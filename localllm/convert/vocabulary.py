@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.token_table import Tokens
+from localllm.convert.token_table import PostProcessor, TokenizerJson, Tokens
 from localllm.convert.tokens import read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, warn_unused
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata_reader import is_whole
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS
 from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
@@ -28,17 +29,17 @@ class VocabularySettings:
     """Settings in the files next to the vocabulary."""
 
     folder: Path
-    tokenizer: dict[str, Any] | None  # tokenizer.json
-    config: Mapping[str, Any]  # tokenizer_config.json
-    texts: Mapping[str, Any]  # special_tokens_map.json
-    model: Mapping[str, Any]  # config.json
-    generation: Mapping[str, Any]  # generation_config.json
+    tokenizer: TokenizerJson | None
+    config: Mapping[str, object]  # tokenizer_config.json
+    texts: Mapping[str, object]  # special_tokens_map.json
+    model: Mapping[str, object]  # config.json
+    generation: Mapping[str, object]  # generation_config.json
 
     @classmethod
     def read(cls, folder: Path) -> "VocabularySettings":
         names = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
         others = [read_json(folder / f"{name}.json") or {} for name in names]
-        return cls(folder, read_json(folder / "tokenizer.json"), *others)
+        return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *others)
 
     def text(self, name: str) -> str | None:
         """Return the text of a special token: bos, eos, unk or pad."""
@@ -54,12 +55,12 @@ class VocabularySettings:
         found: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
-            found |= dict.fromkeys(filter(is_id, as_list(value)))
+            found |= dict.fromkeys(filter(is_whole, as_list(value)))
         return list(found)
 
     def template(self) -> dict[str, str | None] | None:
         """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if not specified."""
-        processor = (self.tokenizer or {}).get("post_processor") or {}
+        processor = (self.tokenizer or TokenizerJson()).get("post_processor") or PostProcessor()
         for step in processor.get("processors", [processor]):
             if step.get("type") == "TemplateProcessing":
                 first, last = (step["single"][n].get("SpecialToken", {}).get("id") for n in (0, -1))
@@ -69,7 +70,7 @@ class VocabularySettings:
         return None
 
 
-def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, Any], list[str]]:
+def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, object], list[str]]:
     """Build the tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
 
     model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are read back as a GGUF
@@ -80,7 +81,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
     metadata = token_lists(tokens)
     with report_as_model_error(folder / "tokenizer.json"):
         ids = special_ids(tokens, settings)
-        metadata |= ids | token_flags(tokens, settings, ids)
+        metadata |= {**ids, **token_flags(tokens, settings, ids)}
     metadata |= chat_templates(settings)
     try:
         metadata |= extra_end_tokens(metadata, settings)
@@ -105,9 +106,9 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
         f"{file}: {name}_token_id is not a number"
         for file, content in named.items()
         for name in SPECIAL
-        if not all(is_id(one) for one in as_list(content.get(f"{name}_token_id")))
+        if not all(is_whole(one) for one in as_list(content.get(f"{name}_token_id")))
     ]
-    kinds: dict[str, Any] = {
+    kinds: dict[str, type | tuple[type, ...]] = {
         "add_bos_token": bool,
         "add_eos_token": bool,
         "add_prefix_space": bool,
@@ -128,17 +129,13 @@ def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
     return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: left out"] if ids else []
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def token_lists(tokens: Tokens) -> dict[str, Any]:
+def token_lists(tokens: Tokens) -> dict[str, object]:
     """Build the keys of the vocabulary itself."""
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         f"{PREFIX}model": tokens.model,
         f"{PREFIX}pre": tokens.pre,
         f"{PREFIX}tokens": tokens.pieces,
@@ -151,11 +148,11 @@ def token_lists(tokens: Tokens) -> dict[str, Any]:
     return metadata | {f"{PREFIX}{key}": value for key, value in tokens.more.items()}
 
 
-def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
+def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, int]:
     """Find the ids of special tokens: by their texts, else by their numbers, else by the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, int] = {}
     for name, key in (OF_ENCODERS if tokens.model in ("bert", "t5") else SPECIAL).items():
         by_number = [token for token in settings.ids(name) if 0 <= token < tokens.size]
         for token in (ids.get(settings.text(name) or ""), *by_number, ids.get(template.get(name) or "")):
@@ -183,7 +180,7 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
     return metadata
 
 
-def extra_end_tokens(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, Any]:
+def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
     """Find tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
     GGUF has keys for two. If there are more, all are also listed in Ollama's key; llama.cpp knows two.
@@ -194,7 +191,7 @@ def extra_end_tokens(metadata: Mapping[str, Any], settings: VocabularySettings) 
         raise ModelError(lines[0].removeprefix("the file has irregularities that do not change its meaning: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
     more = [token for token in ends if token not in vocabulary.end_ids]
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), more, strict=False)
     }
     return found | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(more) > len(found) else {})
@@ -207,10 +204,10 @@ def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
-def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
+def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
     """Build localllm's own keys: end texts that are no tokens, and NFC where `pre` does not imply it."""
     texts = dropped_end_tokens(tokens, settings)
-    metadata: dict[str, Any] = {TEXTS: texts} if texts else {}
+    metadata: dict[str, object] = {TEXTS: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
         tokens.pre, str(settings.model.get("model_type")).replace("_", "")
     ):
@@ -218,15 +215,16 @@ def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
     return metadata
 
 
-def chat_templates(settings: VocabularySettings) -> dict[str, Any]:
+def chat_templates(settings: VocabularySettings) -> dict[str, object]:
     """Read the chat template and any named ones. A file of its own takes precedence over tokenizer_config.json."""
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")
     if content is None:
         content = (read_json(settings.folder / "chat_template.json") or {}).get("chat_template")
     for entry in content if isinstance(content, list) else [{"name": "default", "template": content}]:
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
-            templates[entry["name"]] = entry["template"]
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if isinstance(name, str) and isinstance(text, str):
+            templates[name] = text
     for path in [
         settings.folder / "chat_template.jinja",
         *sorted(settings.folder.glob("additional_chat_templates/*.jinja")),
@@ -234,7 +232,7 @@ def chat_templates(settings: VocabularySettings) -> dict[str, Any]:
         if (text := read_text(path)) is not None:
             templates["default" if path.parent == settings.folder else path.stem] = text
     default = templates.pop("default", None)
-    metadata: dict[str, Any] = {} if default is None else {"tokenizer.chat_template": default}
+    metadata: dict[str, object] = {} if default is None else {"tokenizer.chat_template": default}
     if templates:
         metadata["tokenizer.chat_templates"] = sorted(templates)
     return metadata | {f"tokenizer.chat_template.{name}": text for name, text in sorted(templates.items())}

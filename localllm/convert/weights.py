@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -48,6 +48,14 @@ class Stored:
         if len(data) != wanted:
             raise ModelError(f"{self.path}: the file was truncated while it was read")
         return data.reshape(last - first, row_bytes)
+
+
+class HeaderEntry(TypedDict):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]  # of its first byte and after its last one, from the end of the header
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
@@ -140,7 +148,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         return {name: stored_tensor(path, name, header[name], 8 + length) for name in sorted(names)}
 
 
-def stored_tensor(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Stored:
+def stored_tensor(path: Path, name: str, entry: "HeaderEntry", data_start: int) -> Stored:
     """Build a tensor from its header entry; types that cannot be read can still be listed."""
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:

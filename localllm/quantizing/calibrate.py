@@ -27,7 +27,7 @@ from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value
 from localllm.kernels.dequantize_rows import Widener
@@ -87,8 +87,9 @@ def as_vector(tensor: SourceTensor) -> Tensor:
 class HeaderOnlyFile(GGUFFile):
     """A file's metadata and tensors before it is written."""
 
-    def __init__(self, path: str, metadata: Any, tensors: dict[str, Tensor]):
-        self.path, self.metadata, self.tensors, self.packed, self.parts = path, metadata, tensors, {}, {}
+    def __init__(self, path: str, metadata: Mapping[str, object], tensors: dict[str, Tensor]):
+        self.path, self.metadata, self.tensors = path, Metadata(metadata), tensors
+        self.packed, self.parts = {}, {}
         self.oddities = Oddities()
 
 
@@ -187,14 +188,14 @@ class Calibration:
     ) -> tuple[RecordedActivations, list[RecordedActivations]]:
         return plan_reuse(*self._analyze(chunks), groups)
 
-    def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[Any]]:
+    def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[object]]:
         """Record the model's verbs, and the states whose keys and values more than one layer reads."""
         last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
         said = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
         return last, shared_states(said.operations)
 
 
-def shared_states(operations: Sequence[Operation]) -> set[Any]:
+def shared_states(operations: Sequence[Operation]) -> set[object]:
     """Find the states whose keys and values more than one layer reads."""
     states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
@@ -209,7 +210,7 @@ class CalibratedMatrices(OriginalWeights):
         super().__init__(jobs, widener)
         self._done, self._threads, self._on_progress = done, threads, on_progress
         self._counted = dict[str, int]()  # weights of the finished matrices, by name
-        self._shared: Any = None  # the activation that self._moments are of
+        self._shared: object = None  # the activation that self._moments are of
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return embedding rows as the new file will have them, unencoded if the same matrix makes the logits."""

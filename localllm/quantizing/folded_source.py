@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,10 @@ class FoldedSource:
                 self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.read(numbers))
         self.inner, self.path, self.files = inner, inner.path, inner.files
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
-        self.tensors: list[Any] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
-        says: dict[str, Any] = {SCALED: len(scales)} if scales else {}
-        self.metadata: Mapping[str, Any] = {**inner.metadata, **says}
-        self.packed: Mapping[str, Any] = {**inner.packed, **{name: pack_value(value) for name, value in says.items()}}
+        self.tensors: list[SourceTensor] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
+        says: dict[str, object] = {SCALED: len(scales)} if scales else {}
+        self.metadata: Mapping[str, object] = {**inner.metadata, **says}
+        self.packed: Mapping[str, object] = {
+            **inner.packed,
+            **{name: pack_value(value) for name, value in says.items()},
+        }

@@ -5,12 +5,15 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import SafeFile
 from localllm.quantizing.plan import TensorJob
 from localllm.system.files import open_own, replace, sync
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PART, STATE = ".part", ".ladder"  # what is added to names
 
@@ -65,9 +68,9 @@ class PartFile:
         except OSError:
             return False
 
-    def write(self, data: Any) -> None:
+    def write(self, data: "bytes | np.ndarray") -> None:
         """Append the bytes of a buffer. Raises LocalllmError."""
-        rest = memoryview(data).cast("B")
+        rest = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
         self._digest.update(rest)
         try:
             while rest.nbytes:

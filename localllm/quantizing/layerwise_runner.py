@@ -104,7 +104,7 @@ class RecordedActivations:
 
 
 def plan_reuse(
-    last: LastReads, shared: Container[Any], groups: Sequence[Collection[str]]
+    last: LastReads, shared: Container[object], groups: Sequence[Collection[str]]
 ) -> tuple[RecordedActivations, list[RecordedActivations]]:
     """Prepare a run that keeps results, and one run per group of replaced matrices (by name) that reuses them.
 
@@ -119,12 +119,12 @@ def plan_reuse(
 class StreamingKvStore(ReferenceCache):
     """A sequence's keys and values of the current layer, and those that several layers share."""
 
-    def __init__(self, shared: Container[Any]):
+    def __init__(self, shared: Container[object]):
         """Store the keys and values of the states in `shared` until the end."""
         super().__init__(KEPT_AS)
         self._shared = shared
 
-    def keep(self, state: Any, position: int, *new: np.ndarray) -> list[np.ndarray]:
+    def keep(self, state: object, position: int, *new: np.ndarray) -> list[np.ndarray]:
         self._layers = {other: kept for other, kept in self._layers.items() if other in self._shared}
         return super().keep(state, position, *new)
 
@@ -140,7 +140,7 @@ class LayerwiseRunner:
     def __init__(
         self,
         texts: Sequence[np.ndarray],
-        shared: Container[Any],
+        shared: Container[object],
         matrices: Matrices,
         threads: int,
         last: LastReads | None = None,
@@ -166,7 +166,7 @@ class LayerwiseRunner:
     def __getattr__(self, verb: str) -> Callable[..., BatchedActivations]:
         return partial(self._run_verb, verb)
 
-    def _run_verb(self, verb: str, *given: Any, **named: Any) -> BatchedActivations:
+    def _run_verb(self, verb: str, *given: object, **named: object) -> BatchedActivations:
         """Run a verb for every text, unless its result is reused or not needed."""
         number = self._number
         self._number += 1
@@ -179,10 +179,12 @@ class LayerwiseRunner:
             self._past.made[number] = BatchedActivations(made)
         return made
 
-    def _each(self, ended: Sequence[BatchedActivations], verb: str, *given: Any, **named: Any) -> BatchedActivations:
+    def _each(
+        self, ended: Sequence[BatchedActivations], verb: str, *given: object, **named: object
+    ) -> BatchedActivations:
         """Run a verb text by text; ended: arguments that are freed afterwards."""
 
-        def one(n: int) -> Any:
+        def one(n: int) -> object:
             mine = [text_part(x, n) for x in given]
             made = getattr(self._references[n], verb)(*mine, **{name: text_part(x, n) for name, x in named.items()})
             for parts in ended:
@@ -192,14 +194,18 @@ class LayerwiseRunner:
         return BatchedActivations(self._pool.map(one, range(len(self._references))))
 
     def _read_last(
-        self, number: int, verb: str, given: Sequence[Any], named: Mapping[str, Any]
+        self, number: int, verb: str, given: Sequence[object], named: Mapping[str, object]
     ) -> list[BatchedActivations]:
         """Return the arguments that this verb is the last to read."""
         if self._last is None:
             return []
         said, places = self._last.verbs[number], self._places[number]
         assert said == verb, f"{verb} where {said} was recorded"
-        return [x for place, x in (*enumerate(given), *named.items()) if place in places]
+        return [
+            x
+            for place, x in (*enumerate(given), *named.items())
+            if place in places and isinstance(x, BatchedActivations)
+        ]
 
     def embed_inputs(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
         """Embed the texts, which have no images."""
@@ -258,7 +264,7 @@ class LayerwiseRunner:
         return self._product(ended, "expert_linear", weight, Inputs(of), x, weight, choice)
 
     def _product(
-        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *given: Any
+        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *given: object
     ) -> BatchedActivations:
         key = weight.name, weight.first_row
         self._known[key] = self._matrices.resolve(weight, inputs).load(self._pool)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from localllm.arch.weights import Weight
 from localllm.engine.operations.activation import Activation
@@ -27,24 +26,24 @@ class LastReads:
 
     def __init__(self) -> None:
         self.verbs, self.multiplied = list[str](), set[str]()
-        self._last = dict[Activation, tuple[int, Any]]()  # number of the last verb that reads it, and the argument
+        self._last = dict[Activation, tuple[int, object]]()  # number of the last verb that reads it, and the argument
         self._made = dict[Activation, list[int]]()  # numbers of the verbs that return it
         self._met = dict[str, int]()  # number of the first verb per weight
 
     def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
         """Wrap an architecture's `forward` so that its verbs are counted."""
 
-        def watched(recorder: Any, *given: Any) -> Activation:
+        def watched(recorder: object, *given: object) -> Activation:
             self._recorder = recorder
             return forward(self, *given)
 
         return watched
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         found = getattr(self._recorder, name)
         return partial(self._record_verb, name, found) if callable(found) and name not in WITHOUT else found
 
-    def _record_verb(self, name: str, verb: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _record_verb(self, name: str, verb: Callable[..., object], *given: object, **named: object) -> object:
         for place, x in (*enumerate(given), *named.items()):
             for read in (x, getattr(x, "chosen", None)):  # the selected keys of Scores
                 if isinstance(read, Activation):
@@ -58,9 +57,9 @@ class LastReads:
             self._made.setdefault(made, []).append(len(self.verbs) - 1)  # some verbs return their argument
         return made
 
-    def last_read_arguments(self) -> list[set[Any]]:
+    def last_read_arguments(self) -> list[set[object]]:
         """Return per verb the arguments (numbers or names) that it is the last to read."""
-        found: list[set[Any]] = [set() for _ in self.verbs]
+        found: list[set[object]] = [set() for _ in self.verbs]
         for number, place in self._last.values():
             found[number].add(place)
         return found

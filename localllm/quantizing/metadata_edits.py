@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ DTYPES = {
     "f64": "f8", "bool": "?", "int": "i4", "float": "f4",
 }  # fmt: skip
 TYPED = re.compile(rf"({'|'.join([*DTYPES, 'str'])})(\[\])?:(.*)", re.DOTALL)
+Number = TypeVar("Number", int, float)
 BOOLS = {"true": True, "false": False}
 
 
@@ -34,13 +35,13 @@ class MetadataEdits:
     removed: Sequence[str] = ()
     warnings: Sequence[str] = ()  # what --strict refuses
 
-    def apply(self, packed: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, packed: Mapping[str, object]) -> dict[str, object]:
         """Return the metadata with the changes: a key keeps its place, new ones come last."""
         return {key: self.values.get(key, value) for key, value in packed.items() if key not in self.removed} | {
             key: value for key, value in self.values.items() if key not in packed
         }
 
-    def lines(self, packed: Mapping[str, Any]) -> list[str]:
+    def lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
         """Describe each change on one line: the value before and after."""
         before = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
         return [
@@ -52,7 +53,7 @@ NO_EDITS = MetadataEdits({})
 
 
 def resolve_edits(
-    settings: Sequence[str], removals: Sequence[str], template: str | None, packed: Mapping[str, Any]
+    settings: Sequence[str], removals: Sequence[str], template: str | None, packed: Mapping[str, object]
 ) -> MetadataEdits:
     """Find what the user's words change in this metadata. Raises UsageError, LocalllmError.
 
@@ -88,7 +89,7 @@ def template_problem(text: str, path: str) -> list[str]:
     return []
 
 
-def parse_setting(text: str, packed: Mapping[str, Any]) -> tuple[str, Packed]:
+def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]:
     """Parse KEY=VALUE or KEY=TYPE:VALUE. Raises UsageError.
 
     Without a type the value has the type that the key has already; a new key's is that of a JSON value, else text.
@@ -109,7 +110,7 @@ def parse_setting(text: str, packed: Mapping[str, Any]) -> tuple[str, Packed]:
     return key, made
 
 
-def value_like(before: bytes, text: str) -> Any:
+def value_like(before: bytes, text: str) -> object:
     """Parse a value of the type that a packed one has. Raises ValueError."""
     kind = int.from_bytes(before[:4], "little")
     is_array = kind == ARRAY
@@ -127,7 +128,7 @@ def type_name(kind: int) -> str:
     return next(name for name, code in DTYPES.items() if np.dtype(code) == dtype)
 
 
-def typed_value(name: str, is_array: bool, text: str) -> Any:
+def typed_value(name: str, is_array: bool, text: str) -> object:
     """Parse a value, or an array of values, as JSON or separated by commas. Raises ValueError."""
     if not is_array:
         return text if name == "str" else scalar(name, text.strip())
@@ -137,7 +138,7 @@ def typed_value(name: str, is_array: bool, text: str) -> Any:
     return np.array([scalar(name, str(item).strip()) for item in items], DTYPES[name])
 
 
-def array_items(text: str) -> list[Any]:
+def array_items(text: str) -> list[str | float]:
     """Split an array: JSON's, or items separated by commas. Raises ValueError."""
     if text.lstrip().startswith("["):
         items = json.loads(text)
@@ -147,7 +148,7 @@ def array_items(text: str) -> list[Any]:
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 
-def scalar(name: str, text: str) -> Any:
+def scalar(name: str, text: str) -> object:
     """Parse a number or a bool in the range of its type. Raises ValueError."""
     if name == "bool":
         if text.lower() not in BOOLS:
@@ -167,7 +168,7 @@ def scalar(name: str, text: str) -> Any:
     return dtype.type(whole)
 
 
-def parse(kind: Callable[[str], Any], text: str, expected: str) -> Any:
+def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
     """Parse a text. Raises ValueError, which says what was expected."""
     try:
         return kind(text)
@@ -175,7 +176,7 @@ def parse(kind: Callable[[str], Any], text: str, expected: str) -> Any:
         raise ValueError(f"expected {expected}, not {text}") from None
 
 
-def json_value(text: str) -> Any:
+def json_value(text: str) -> object:
     """Parse a new key's value: a JSON number, bool or array, otherwise the text itself. Raises ValueError."""
     try:
         value = json.loads(text)
@@ -192,7 +193,7 @@ def json_value(text: str) -> Any:
     return value if isinstance(value, bool | int | float) else text
 
 
-def require_settable(key: str, value: Any, option: str) -> None:
+def require_settable(key: str, value: object, option: str) -> None:
     """Raise UsageError for metadata that would make an unreadable file."""
     if not key or not (key.isprintable() and key.isascii()) or len(key) > MAX_KEY_BYTES:
         raise UsageError(f"{option} {printable(key)}: not a valid metadata key")
@@ -206,18 +207,18 @@ def require_settable(key: str, value: Any, option: str) -> None:
         raise UsageError(f"{option} {key}: {value} is not a number")
 
 
-def plain_values(edits: MetadataEdits) -> dict[str, Any]:
+def plain_values(edits: MetadataEdits) -> dict[str, object]:
     """Return the new values as GGUFFile.metadata has them."""
     return {key: unpack(value) for key, value in edits.values.items()}
 
 
-def format_packed(packed: Any) -> str:
+def format_packed(packed: bytes | np.ndarray) -> str:
     """Format a packed value for a line."""
     value = unpack(bytes(packed))
     return "an array of arrays" if value is None else show(value)
 
 
-def unpack(packed: bytes) -> Any:
+def unpack(packed: bytes) -> object:
     """Decode a packed scalar, text or array of them; None for arrays of arrays."""
     kind = int.from_bytes(packed[:4], "little")
     if kind == STRING:

@@ -5,7 +5,6 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class QuantizeRequest:
     imatrix: str | None = None  # path of an importance matrix
     include: Sequence[str] = ()  # substrings of names of tensors that use the importance matrix; none: all
     exclude: Sequence[str] = ()  # substrings of names of tensors that do not use it
-    overrides: Sequence[tuple[str, Any]] = ()  # metadata keys and values
+    overrides: Sequence[tuple[str, object]] = ()  # metadata keys and values
     edits: MetadataEdits = NO_EDITS  # more of them, made after those
     keep_split: bool = False
     split: SplitLimits | None = None
@@ -106,7 +105,7 @@ class QuantizePlan:
     """The files to write, each with its metadata and its tensors."""
 
     source: Source
-    files: Sequence[tuple[Mapping[str, Any], Sequence[TensorJob]]]
+    files: Sequence[tuple[Mapping[str, object], Sequence[TensorJob]]]
     warnings: Sequence[str]
     guard: SourceGuard = field(default_factory=lambda: SourceGuard(()))  # the source's files, as they were planned for
 
@@ -306,12 +305,12 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 # ---- metadata
 
 
-def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
+def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
     """Build the metadata: the source's, and what llama-quantize adds, in its order."""
     left_out = {*SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
-    additions: list[tuple[str, Any]] = [("general.quantization_version", QUANTIZATION_VERSION)]
+    additions: list[tuple[str, object]] = [("general.quantization_version", QUANTIZATION_VERSION)]
     additions += [("general.file_type", kind)] if kind is not None else []
     additions += [(key, match_type(source.packed.get(key), value)) for key, value in request.overrides]
     if imatrix:
@@ -327,7 +326,7 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
     return request.edits.apply(metadata)
 
 
-def match_type(before: Any, value: Any) -> Any:
+def match_type(before: object, value: object) -> object:
     """Pack a number in the type of the value that it replaces, if it fits, for readers insist on types."""
     if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value

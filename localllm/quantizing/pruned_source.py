@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class PrunedSource:
         names = {tensor.name: renumbered(tensor.name, new) for tensor in inner.tensors}
         self.inner, self.layers = inner, len(kept)
         self.path, self.files, self.warnings, self.ignored = inner.path, inner.files, inner.warnings, inner.ignored
-        self.tensors: list[Any] = [
+        self.tensors: list[SourceTensor] = [
             RenamedTensor(tensor, name) for tensor in inner.tensors if (name := names[tensor.name]) is not None
         ]
         parts = [[name for old in part if (name := names[old]) is not None] for part in inner.parts]
@@ -66,8 +65,8 @@ class PrunedSource:
             for key, values in inner.metadata.items()
             if key.startswith(f"{arch}.") and isinstance(values, list | np.ndarray) and len(values) == total
         }
-        self.metadata: Mapping[str, Any] = {**inner.metadata, **shorter, self.count_key: self.layers}
-        self.packed: Mapping[str, Any] = {
+        self.metadata: Mapping[str, object] = {**inner.metadata, **shorter, self.count_key: self.layers}
+        self.packed: Mapping[str, object] = {
             **inner.packed,
             **{key: pack_like(inner.packed[key], values) for key, values in shorter.items()},
         }
@@ -81,7 +80,7 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
     return f"blk.{new[int(match[1])]}.{name[match.end() :]}" if int(match[1]) in new else None
 
 
-def pack_like(before: Any, values: Sequence[Any]) -> Packed:
+def pack_like(before: object, values: Sequence[object]) -> Packed:
     """Pack an array of numbers in the type that it had."""
     packed = pack_value(before)
     kind = int.from_bytes(packed[4:8], "little")

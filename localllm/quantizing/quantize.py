@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Metadata
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
@@ -66,13 +64,15 @@ def open_source(path: str, projector: bool = False) -> Source:
     return GGUFSource(GGUFFile.open(path))
 
 
-def require_valid_source(source: Source, overrides: Sequence[tuple[str, Any]], edits: MetadataEdits = NO_EDITS) -> None:
+def require_valid_source(
+    source: Source, overrides: Sequence[tuple[str, object]], edits: MetadataEdits = NO_EDITS
+) -> None:
     """Raise ModelError for a GGUF file that is invalid with such metadata."""
     if isinstance(source, GGUFSource):
         require_valid_edits(source.file, overrides, edits)
 
 
-def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, Any]], edits: MetadataEdits) -> None:
+def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]], edits: MetadataEdits) -> None:
     """Raise ModelError for a file that is invalid with such metadata."""
     whole = copy(file)
     whole.metadata = file.metadata | dict(overrides) | plain_values(edits)
@@ -147,9 +147,7 @@ def prune(source: Source, layers: str) -> Source:
 
     pruned = PrunedSource(source, parse_layers(layers))
     if isinstance(source, GGUFSource):
-        file = as_file(pruned)
-        file.metadata = Metadata(pruned.metadata)
-        require_valid(file)
+        require_valid(as_file(pruned))
     return pruned
 
 
@@ -164,14 +162,14 @@ def require_parts(source: Source, keep_split: bool, limits: SplitLimits | None =
         )
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, object]:
     """Parse KEY=TYPE:VALUE as llama-quantize does; TYPE is int, float, bool or str. Raises UsageError."""
     match = re.fullmatch(r"([^=]+)=(int|float|bool|str):(.*)", text, re.DOTALL)
     try:
         if match:
             key, kind, value = match.groups()
             bools = {"true": True, "false": False}
-            convert: dict[str, Callable[[str], Any]] = {
+            convert: dict[str, Callable[[str], object]] = {
                 "int": int,
                 "float": float,
                 "str": str,

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class NewFile:
     """A file to write: where, its metadata, and the names of its tensors."""
 
     path: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     names: Sequence[str]
 
     def nbytes(self, source: GGUFFile) -> int:
@@ -95,7 +94,7 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
     guard = SourceGuard(list(source.parts))
     done = 0
 
-    def pieces(name: str) -> Iterator[Any]:
+    def pieces(name: str) -> Iterator[np.ndarray]:
         nonlocal done
         for piece in iterate_bytes(GGUFTensor(source.tensors[name])):
             yield piece
@@ -118,7 +117,7 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
     return targets
 
 
-def iterate_bytes(tensor: GGUFTensor) -> Iterator[Any]:
+def iterate_bytes(tensor: GGUFTensor) -> Iterator[np.ndarray]:
     """Yield a tensor's bytes, some rows at a time, and release the file's pages."""
     rows = row_count(tensor.shape)
     step = max(CHUNK // tensor.format.row_bytes(tensor.shape[-1]), 1)
@@ -148,7 +147,7 @@ def finish(files: Sequence[SafeFile]) -> None:
 def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFile]:
     """Describe the model with other metadata, in as many files as it has. Raises UsageError."""
     names = list(source.parts.values())
-    first: dict[str, Any] = edits.apply(packed_of(source))
+    first: dict[str, object] = edits.apply(packed_of(source))
     others = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
     for number, metadata in enumerate(others):
         metadata["split.no"] = pack_value(np.uint16(number + 1))

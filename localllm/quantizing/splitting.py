@@ -5,7 +5,6 @@ Source: llama.cpp's tools/gguf-split; its files are what tests compare with, byt
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -68,8 +67,8 @@ def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]
 
 
 def split_metadata(
-    metadata: Mapping[str, Any], counts: Sequence[int], order: Sequence[str], always: bool = False
-) -> list[dict[str, Any]]:
+    metadata: Mapping[str, object], counts: Sequence[int], order: Sequence[str], always: bool = False
+) -> list[dict[str, object]]:
     """Divide the metadata among files: the first has everything, all have their number.
 
     counts: tensors of each file.  order: of the keys that say how the model is split.  always: number one file too.
@@ -85,7 +84,7 @@ def split_metadata(
     ]
 
 
-def merged_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def merged_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """Return the first file's metadata for a file that holds all: as gguf-split's, with a count of 0."""
     return {key: value for key, value in metadata.items() if key != "split.count"} | {
         "split.count": pack_value(np.uint16(0))

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from math import prod
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -52,23 +52,42 @@ class TensorReport:
     is_zero: bool = False
 
 
+class FileChecksum(TypedDict):
+    """A file's path, its size in bytes and its SHA-256 in hexadecimal digits."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class FormatSummary(TypedDict):
+    """The tensors of one format: their number and weights, and with a source the median and the largest error."""
+
+    format: str
+    tensors: int
+    weights: int
+    error: NotRequired[float]
+    worst: NotRequired[float | None]
+    worst_tensor: NotRequired[str]
+
+
 @frozen
 class Verification:
     """The findings about a file: defects and oddities, each in a sentence."""
 
-    files: Sequence[dict[str, Any]]  # path, size, sha256
+    files: Sequence[FileChecksum]
     tensors: Sequence[TensorReport]
     problems: Sequence[str] = field(default_factory=list)
     odd: Sequence[str] = field(default_factory=list)
 
-    def by_format(self) -> list[dict[str, Any]]:
+    def by_format(self) -> list[FormatSummary]:
         """Summarize tensors by format: their number, their weights, and their errors if there is a source."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
             mine = [tensor for tensor in self.tensors if tensor.format == name]
             compared = [tensor for tensor in mine if tensor.error is not None]
             errors = [tensor.error for tensor in compared]
-            row: dict[str, Any] = {"format": name, "tensors": len(mine), "weights": sum(prod(t.shape) for t in mine)}
+            row: FormatSummary = {"format": name, "tensors": len(mine), "weights": sum(prod(t.shape) for t in mine)}
             if errors:
                 worst = max(compared, key=lambda tensor: tensor.error or 0.0)
                 row |= {
@@ -212,11 +231,11 @@ def differences(file: GGUFFile, theirs: dict[str, SourceTensor]) -> list[str]:
     return lines
 
 
-def others(names: Any) -> str:
+def others(names: Collection[str]) -> str:
     return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
 
 
-def checksum(path: str) -> dict[str, Any]:
+def checksum(path: str) -> FileChecksum:
     """Hash a file. Raises LocalllmError."""
     try:
         with open(path, "rb") as file:

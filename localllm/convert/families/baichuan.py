@@ -1,7 +1,6 @@
 """Baichuan, Xverse and Orion."""
 
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, split_qkv, with_fused_rows
@@ -22,7 +21,7 @@ def baichuan(config: Config) -> CheckpointFacts:
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     h = with_fused_rows(decoder(config.plus(max_position_embeddings=context)))
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
-    own: dict[str, Any] = {key: None for name, key in unsaid.items() if config.get(name) is None}
+    own: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
     return h.plus(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"], **own)
 
 

@@ -1,9 +1,8 @@
 """Encoders: BERT and XLM-RoBERTa, also with a head that scores pairs of texts; Nomic Embed; ModernBERT."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
     """Read the values that all encoders share."""
     sizes = attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
     sizes["labels"] = len(labels(config))
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "block_count": sizes["layers"],
         "context_length": context,
         "embedding_length": sizes["width"],
@@ -69,12 +68,11 @@ def labels(config: Config) -> list[str]:
     return [f"LABEL_{number}" for number in range(config.count("num_labels", 2))]
 
 
-def ranking(read: Any) -> Any:
+def ranking(read: Callable[[Config], CheckpointFacts]) -> Callable[[Config], CheckpointFacts]:
     """Wrap the reader of an encoder for the same model with a head for scores."""
 
     def read_ranking(config: Config) -> CheckpointFacts:
-        result: CheckpointFacts = read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
-        return result
+        return read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
 
     return read_ranking
 
@@ -178,7 +176,7 @@ NOMIC = Family(
 )  # fmt: skip
 
 
-def modern_layer(sizes: Sizes, number: int) -> Mapping[str, Any]:
+def modern_layer(sizes: Sizes, number: int) -> Layer:
     """List a layer's tensors; the first layer has no norm in front."""
     layer = {**QKV, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden"), "ffn_norm": ("width",)}
     return {**layer, "attn_norm": ("width",)} if number else layer

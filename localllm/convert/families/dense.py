@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
@@ -169,7 +168,7 @@ def hunyuan_moe(config: Config) -> CheckpointFacts:
     )
 
 
-def one_for_all(config: Config, name: str, layers: int) -> Any:
+def one_for_all(config: Config, name: str, layers: int) -> object:
     """Read a value that may be given per layer. Raises ModelError if layers differ."""
     value = config.get(name)
     if isinstance(value, list) and (len(value) != layers or len({*map(str, value)}) != 1):
@@ -214,7 +213,7 @@ ROPE_OF_APERTUS = {
 OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
-def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
+def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     """Read the activation's parameters as metadata. Raises ModelError."""
     found: dict[str, list[float]] = {name: [] for name in OF_XIELU}
     for number in range(h.sizes["layers"]):

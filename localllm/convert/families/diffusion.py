@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
@@ -23,7 +22,7 @@ def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> Checkp
     return h.plus({"mask": mask}, attention__causal=False)
 
 
-def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
+def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
 
 

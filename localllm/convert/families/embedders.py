@@ -1,8 +1,8 @@
 """More embedding and reranking models: Jina Embeddings 2, EmbeddingGemma, Qwen3 rerankers, Nomic Embed."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from localllm.convert.families.bert import (
 from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
 from localllm.convert.families.qwen import QWEN3, qwen
-from localllm.convert.family import DerivedTensor, Family, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, reshape, transpose
@@ -54,11 +54,11 @@ def jina(config: Config) -> CheckpointFacts:
     return h.plus({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
 
 
-def jina_layer(sizes: Sizes, number: int) -> dict[str, Any]:
+def jina_layer(sizes: Sizes, number: int) -> Layer:
     """List a layer's tensors; models for code normalize queries and keys, and the attention's output twice."""
     layer = {**ATTENTION, **BEHIND, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
     more = dict.fromkeys(("attn_q_norm", "attn_k_norm", "attn_norm_2"), ("width",))
-    return layer | more if sizes["norms_heads"] else layer
+    return {**layer, **more} if sizes["norms_heads"] else layer
 
 
 def nomic(config: Config) -> CheckpointFacts:
@@ -132,22 +132,22 @@ def qwen_classes(config: Config) -> CheckpointFacts:
     return h.plus(classifier__output_labels=named) if len(named) > 1 else h
 
 
-def rows_of_answers(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take the output matrix's rows of yes and no."""
     return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
 
-def of_each(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+def of_each(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """View experts' matrices, stored one below the other, as a stack."""
     return reshape(sources[0], shape)
 
 
-def of_each_transposed(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
+def of_each_transposed(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Transpose experts' matrices, stored one below the other, into a stack."""
     return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
 
 
-def nomic_experts(sizes: Sizes, number: int) -> dict[str, Any]:
+def nomic_experts(sizes: Sizes, number: int) -> Layer:
     """List a layer's tensors: every other layer has experts, from the second one on."""
     if number % 2 == 0:
         return {**QKV, **FEED_FORWARD, **BEHIND}

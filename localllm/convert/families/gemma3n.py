@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from math import inf
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ def gemma3n(config: Config) -> CheckpointFacts:
     )
 
 
-def same_everywhere(config: Config, hidden: Any) -> Any:
+def same_everywhere(config: Config, hidden: object) -> object:
     """Read a number that may be given per layer. Raises ModelError if layers differ."""
     if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
         raise config.refusal("intermediate_size should be the same for all layers")

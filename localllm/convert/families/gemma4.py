@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -143,7 +142,7 @@ def whole(sizes: Sizes) -> Layer:
     return told if sizes["narrow"] else {}
 
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     **TIED,
     "hidden_size": 2304,
     "intermediate_size": 9216,

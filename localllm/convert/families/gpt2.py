@@ -1,7 +1,6 @@
 """GPT-2, StarCoder 1 and 2: layer norms, biases, and no gates."""
 
 from dataclasses import replace
-from typing import Any
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
@@ -39,7 +38,7 @@ def gpt2(config: Config) -> CheckpointFacts:
         "hidden": config.count("n_inner", 4 * width),
         "context": context,
     }
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "block_count": sizes["layers"],
         "context_length": context,
         "embedding_length": width,

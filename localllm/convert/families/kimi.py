@@ -1,7 +1,6 @@
 """Kimi Linear: most layers have the gated delta rule, the others MLA."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, keys_of_latents, leading_dense, values_of_latents
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_stored
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.family import Build, DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
@@ -83,7 +82,7 @@ def attending(said: Config, layers: int) -> list[bool]:
     return attends
 
 
-def of_attention(name: str, build: Any, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
+def of_attention(name: str, build: Build, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
     """Declare a tensor of the attention; gguf, stored: its shapes."""
     return DerivedTensor(gguf, {f"self_attn.{name}": stored}, build)
 

@@ -1,7 +1,6 @@
 """Decoders with layer norms: Phi 2, GPT-NeoX, Falcon, Cohere, StableLM, Nemotron, Jais 2, BLOOM, MPT."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ NORMS = ("attn_norm", "ffn_norm", "output_norm")  # with biases
 
 
 def use_layer_norm_epsilon(
-    config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: Any
+    config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: object
 ) -> CheckpointFacts:
     """Replace the RMS epsilon by that of layer norms, by its name in config.json."""
     return h.plus(
@@ -264,7 +263,7 @@ def bloom(config: Config) -> CheckpointFacts:
     config.only("apply_residual_connection_post_layernorm", False)
     width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
     layers = config.get("n_layer", config.get("num_hidden_layers"))
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
@@ -305,7 +304,7 @@ def mpt(config: Config) -> CheckpointFacts:
     config.only("logit_scale", None)
     config.warnings.append(APPROXIMATED)
     heads = config.count("n_heads")
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_hidden_layers": config.count("n_layers"),

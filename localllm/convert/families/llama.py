@@ -1,7 +1,6 @@
 """Llama and models like it: Mistral, Mixtral, Granite, SmolLM 3, ERNIE 4.5, Seed-OSS, Arcee, MiniCPM, Pangu."""
 
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
@@ -164,7 +163,7 @@ MINICPM = replace(LLAMA, arch="minicpm", read=minicpm, defaults={"tie_word_embed
 def pangu(config: Config) -> CheckpointFacts:
     """Read Pangu: attention biases."""
     h = decoder(config)
-    lengths: dict[str, Any] = {f"attention__{side}_length": h.sizes["head_dim"] for side in ("key", "value")}
+    lengths: dict[str, object] = {f"attention__{side}_length": h.sizes["head_dim"] for side in ("key", "value")}
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"], **lengths)
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
 from localllm.convert.config import Config
@@ -222,7 +221,7 @@ def dbrx(config: Config) -> CheckpointFacts:
     attention, networks = config.section("attn_config"), config.section("ffn_config")
     networks.only("moe_normalize_expert_weights", 1)
     networks.only("ffn_act_fn", {"name": "silu"})
-    own: dict[str, Any] = {"hidden_size": config.count("d_model"), "num_attention_heads": config.count("n_heads")}
+    own: dict[str, object] = {"hidden_size": config.count("d_model"), "num_attention_heads": config.count("n_heads")}
     own |= {"num_hidden_layers": config.count("n_layers"), "num_key_value_heads": attention.count("kv_n_heads", 1)}
     own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
     own |= {"intermediate_size": networks.count("ffn_hidden_size"), "rope_theta": attention.get("rope_theta")}

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ def primes_from(least: int, count: int) -> list[int]:
     return found
 
 
-def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
+def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     """Read the hashes' constants from stored tensors. Raises ModelError."""
     found = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():

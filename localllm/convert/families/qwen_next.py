@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -236,7 +235,7 @@ def with_mtp(name: str, layers: int) -> str:
     return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 
-SHARED: dict[str, Any] = {
+SHARED: dict[str, object] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,

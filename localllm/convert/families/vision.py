@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families import dense, hybrids, llama, qwen, qwen_next
@@ -19,14 +18,14 @@ READERS = {
     "qwen3": qwen.QWEN3,
 }
 # transformers' defaults of text_config.
-OF_LLAMA: dict[str, Any] = {
+OF_LLAMA: dict[str, object] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
 OF_MISTRAL = {**OF_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17}
-DEFAULTS: dict[str, dict[str, Any]] = {"llama": OF_LLAMA, "mistral": OF_MISTRAL}
+DEFAULTS: dict[str, dict[str, object]] = {"llama": OF_LLAMA, "mistral": OF_MISTRAL}
 LINE_END = re.compile(r"(model\.)?image_newline")
 
 

@@ -1,8 +1,8 @@
 """Mellum 2, Laguna, MiMo-V2, Command A with experts, Granite 4 with windows."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, leading_dense
@@ -26,7 +26,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_di
 Sized = dict[str, int]
 
 
-def by_layer(name: str, values: list[Any]) -> Sized:
+def by_layer(name: str, values: Sequence[int]) -> Sized:
     """Name a size of each layer."""
     return {f"{name}_{number}": int(value) for number, value in enumerate(values)}
 

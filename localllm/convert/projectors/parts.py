@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert.config import Config
@@ -27,7 +26,7 @@ class SeeingConfig:
     out: int
 
 
-def with_defaults(c: SeeingConfig, defaults: Mapping[str, Any]) -> SeeingConfig:
+def with_defaults(c: SeeingConfig, defaults: Mapping[str, object]) -> SeeingConfig:
     """Add values that vision_config may omit."""
     said = {name: value for name, value in c.vision.content.items() if value is not None}
     return replace(c, vision=Config({**defaults, **said}, c.vision.path))
@@ -55,7 +54,7 @@ class EncoderSizes:
         return (self.width, 3, self.patch, self.patch)
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Keys after "clip.vision."."""
         return {
             "projection_dim": self.out,
@@ -95,7 +94,7 @@ class ProjectorFacts:
     """
 
     encoder: EncoderSizes
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     parts: Parts
     unread: tuple[str, ...] = ()
 

@@ -1,7 +1,6 @@
 """Convert the projectors of Pixtral and Mistral Small 3.1 and later, with the embedding of [IMG_BREAK]."""
 
 from functools import partial
-from typing import Any
 
 from localllm.convert.files import read_json, report_as_model_error
 from localllm.convert.projectors.parts import (
@@ -48,7 +47,7 @@ def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
     c = with_defaults(c, DEFAULTS)
     require_known(c)
     h = sizes_of(c)
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "projector_type": "pixtral",
         "use_silu": True,
         "vision.attention.layer_norm_epsilon": EPSILON,

@@ -1,7 +1,6 @@
 """Convert the projectors of Qwen2-VL and Qwen2.5-VL, whose patches span two frames of a video."""
 
 from functools import partial
-from typing import Any
 
 from localllm.arch.vision.qwen2vl import WINDOW
 from localllm.convert.projectors.parts import (
@@ -61,7 +60,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
     return ProjectorFacts(h, metadata, parts | in_layers(h.layers, "blocks", layer))
 
 
-def shared_metadata(c: SeeingConfig, kind: str) -> dict[str, Any]:
+def shared_metadata(c: SeeingConfig, kind: str) -> dict[str, object]:
     """Build the metadata that Qwen2-VL and Qwen2.5-VL share."""
     c.vision.only("spatial_merge_size", MERGE)
     c.vision.only("temporal_patch_size", FRAMES)

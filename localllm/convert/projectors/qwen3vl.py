@@ -1,7 +1,6 @@
 """Convert the projectors of Qwen3-VL and Qwen 3.5: Qwen2-VL's with a position table and DeepStack mergers."""
 
 from math import isqrt
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
     h = sizes_of(c, NAMES, patch=patch, side=isqrt(places) * patch)
     deep, flags = deep_layers(c, h.layers), np.zeros(h.layers, bool)
     flags[deep] = True
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         **shared_metadata(c, "qwen3vl_merger"),
         "use_gelu": True,
         "vision.spatial_merge_size": MERGE,

@@ -7,7 +7,7 @@ package's functional.py (QuantState.as_dict).
 """
 
 import json
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,11 @@ def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
 
 def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
     """Add a weight of 4-bit codes. Raises ModelError for parts that do not fit."""
-    said = read_state(state)
+    described = read_state(state)
     packed = require(tensors.take(name), ["U8"])
-    shape, size = tuple(int(n) for n in said["shape"]), int(said["blocksize"])
+    shape, size = described.shape, described.block_size
     count, values = int(np.prod(shape)), load(tensors.take(f"{name}.quant_map")).astype(np.float32)
-    scales = absolute_maxima(tensors, name, said)
+    scales = absolute_maxima(tensors, name, described)
     if int(np.prod(packed.shape)) != -(-count // 2) or len(scales) != -(-count // size) or len(values) != 16:
         raise refusal(packed, f"the shape {list(packed.shape)} does not fit a weight of {list(shape)}")
     columns, flat = shape[-1], Stored(packed.name, packed.path, "U8", (-(-count // 2), 1), packed.start)
@@ -50,25 +50,39 @@ def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
     tensors.put(name, packed, shape, read)
 
 
-def read_state(state: Stored) -> dict[str, Any]:
-    """Read what the numbers of a weight mean. Raises ModelError."""
+class QuantState(NamedTuple):
+    """The JSON next to a 4-bit weight: its shape, the numbers per scale, and how the scales are quantized."""
+
+    shape: tuple[int, ...]
+    block_size: int
+    nested_block_size: int
+    nested_offset: float
+
+
+def read_state(state: Stored) -> QuantState:
+    """Parse a quant_state. Raises ModelError."""
     try:
-        said: dict[str, Any] = json.loads(load(state).tobytes())
+        said = json.loads(load(state).tobytes())
         if said["quant_type"] in KINDS and int(said["blocksize"]) > 0 and len(said["shape"]) >= 1:
-            return said
+            return QuantState(
+                tuple(int(n) for n in said["shape"]),
+                int(said["blocksize"]),
+                int(said.get("nested_blocksize", 256)),
+                float(said.get("nested_offset", 0)),
+            )
     except (ValueError, KeyError, TypeError):
         pass
     raise refusal(state, "not a quant_state of bitsandbytes")
 
 
-def absolute_maxima(tensors: Tensors, name: str, said: dict[str, Any]) -> np.ndarray:
+def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.ndarray:
     """Return the scales of blocks, float32; they may be quantized themselves. Raises ModelError."""
     stored = tensors.take(f"{name}.absmax")
     scales = load(stored).reshape(-1)
     if stored.dtype != "U8":
         return scales.astype(np.float32)
     nested, values = load(tensors.take(f"{name}.nested_absmax")), load(tensors.take(f"{name}.nested_quant_map"))
-    size, offset = int(said.get("nested_blocksize", 256)), np.float32(said.get("nested_offset", 0))
+    size, offset = described.nested_block_size, np.float32(described.nested_offset)
     if len(values) != 256 or nested.size != -(-len(scales) // size):
         raise refusal(stored, f"{nested.size} scales of {len(scales)} scales")
     return values[scales] * np.repeat(nested.reshape(-1), size)[: len(scales)] + offset

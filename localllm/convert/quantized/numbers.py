@@ -38,7 +38,7 @@ class Tensors:
     def __init__(self, stored: Mapping[str, Stored]):
         self._left = dict[str, Any](stored)
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, Stored]:
         return self._left
 
     def names(self, suffix: str) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ READ, TOKENS = 12, 128  # chunks whose inputs are collected; tokens of each chun
 PROBES = 4
 
 T = TypeVar("T")
+Result = TypeVar("Result")
 OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
 
@@ -56,7 +57,7 @@ class ActivationCollector(OriginalWeights):
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener)
         self._threads, self._on_matrix, self.processed = threads, on_matrix, set[str]()
-        self._shared: Any = None
+        self._shared: object = None
 
     def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         job = self.jobs[weight.name]
@@ -85,7 +86,7 @@ class ActivationCollector(OriginalWeights):
             add_own_errors(moments)
         return moments
 
-    def map_threads(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
+    def map_threads(self, of: Callable[[T], Result], several: Iterable[T]) -> list[Result]:
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(of, several))
 
@@ -108,7 +109,7 @@ class SensitivityCollector(ActivationCollector):
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener, threads, on_matrix)
         self.needs, self.coarse = dict[str, Sensitivity](), dict[str, MatrixBlocks]()
-        self._shared_others: Any = None
+        self._shared_others: object = None
 
     def process(self, job: TensorJob, inputs: Inputs) -> None:
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
