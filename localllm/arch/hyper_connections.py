@@ -1,10 +1,9 @@
 """Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606), as in Hunyuan 4.
 
-The input of each half of a layer is a weighted sum of the streams, and its output is added to each stream with a
-weight. All these weights are computed from all streams together; they are sigmoids plus a small constant.
+The input of each sublayer (attention, feed-forward network) is a weighted sum of the streams, and its output is added
+to each stream with a weight. All these weights are computed from all streams together; they are sigmoids plus a small
+constant.
 """
-
-from typing import Any
 
 import numpy as np
 
@@ -16,30 +15,35 @@ from localllm.frozen import frozen
 
 @frozen
 class ResidualStreams:
-    """The number of residual streams, the scales of their weights, and the factor of the weights for adding."""
+    """The constants of residual streams."""
 
     count: int
-    more: float
-    magnitude: float
+    epsilon: float  # added to every weight
+    magnitude: float  # factor of the weights for adding
 
 
 def read_streams(fields: Fields) -> ResidualStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
-    more, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
-    return ResidualStreams(fields.count("hyper_connection.count"), more, magnitude)
+    epsilon, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
+    return ResidualStreams(fields.count("hyper_connection.count"), epsilon, magnitude)
 
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
-    """Concatenate the streams."""
+    """Concatenate the streams, [tokens, width] each: [tokens, streams * width]."""
     first, *others = streams
     for other in others:
         first = b.concat_heads(first, other, 1)
     return first
 
 
-def mixing_logits(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
-    """Compute the logits of the weights, before their sigmoids: a list of [tokens, streams], one for each scale."""
-    mixes, count = b.linear(b.rms_norm(flat, None, h.epsilon), fn), h.streams.count
+def mixing_logits(
+    b: Builder, epsilon: float, count: int, flat: Activation, fn: Weight, scales: Weight, base: Weight
+) -> list[Activation]:
+    """Compute the weights' logits, one [tokens, streams] for each of `scales`, from flat [tokens, streams * width].
+
+    epsilon: of the norm before the matrix `fn`; count: of streams.
+    """
+    mixes = b.linear(b.rms_norm(flat, None, epsilon), fn)
     factors, offsets = scales.vector(), base.vector()
     b.ignore(scales, base)
     base.shaped(count * len(factors))
@@ -50,27 +54,35 @@ def mixing_logits(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weig
     ]
 
 
-def reduce_streams(b: Builder, h: Any, streams: list[Activation], gates: Activation) -> Activation:
-    """Compute the sum of the streams by their weights."""
+def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], gates: Activation) -> Activation:
+    """Sum the streams by their weights; gates [tokens, streams]: the weights' logits."""
     y = None
     for i, x in enumerate(streams):
         gated = b.sigmoid_gate(x, b.slice_columns(gates, i, i + 1))
-        gated = b.add(gated, b.scale(x, h.streams.more))
+        gated = b.add(gated, b.scale(x, r.epsilon))
         y = gated if y is None else b.add(y, gated)
     return y
 
 
-def add_to_streams(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: Activation) -> list[Activation]:
-    """Return the streams, and what a half of a layer has made by their weights."""
-    found = []
+def add_to_streams(
+    b: Builder, r: ResidualStreams, streams: list[Activation], y: Activation, gates: Activation
+) -> list[Activation]:
+    """Add the output y of a sublayer to each stream by its weight; gates [tokens, streams]: the weights' logits."""
+    added = []
     for i, x in enumerate(streams):
-        gated = b.scale(b.sigmoid_gate(y, b.slice_columns(gates, i, i + 1)), h.streams.magnitude)
-        found.append(b.add(x, b.add(gated, b.scale(y, h.streams.more))))
-    return found
+        gated = b.scale(b.sigmoid_gate(y, b.slice_columns(gates, i, i + 1)), r.magnitude)
+        added.append(b.add(x, b.add(gated, b.scale(y, r.epsilon))))
+    return added
 
 
-def half(b: Builder, w: Weights, h: Any, streams: list[Activation], name: str) -> tuple[Activation, Activation]:
-    """Return the input of a half of a layer, attention or feed-forward, and the logits of its weights for adding."""
+def half(
+    b: Builder, w: Weights, r: ResidualStreams, epsilon: float, streams: list[Activation], name: str
+) -> tuple[Activation, Activation]:
+    """Return the input of a sublayer (`name`: attn or ffn), and the logits of the weights for adding its output.
+
+    epsilon: of the norm before the weights' matrix.
+    """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
-    of_sum, of_adding = mixing_logits(b, h, concat_streams(b, streams), fn, scales.shaped(2), base)
-    return reduce_streams(b, h, streams, of_sum), of_adding
+    flat = concat_streams(b, streams)
+    of_sum, of_adding = mixing_logits(b, epsilon, r.count, flat, fn, scales.shaped(2), base)
+    return reduce_streams(b, r, streams, of_sum), of_adding

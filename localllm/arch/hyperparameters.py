@@ -1,8 +1,8 @@
 """The hyperparameters of every model. A family adds its own, in its file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from localllm.arch.layer_state import Latent, State
 from localllm.frozen import frozen
@@ -46,7 +46,7 @@ class Hyperparameters:
         return "cls" if self.bidirectional else "last"
 
     @property
-    def encode(self) -> Any:
+    def encode(self) -> Callable[..., object] | None:
         return None
 
     @property

@@ -34,7 +34,7 @@ class Fields(Checked):
         asked: names that were read, or may be.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int, oddities: Oddities | None = None):
+    def __init__(self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Oddities | None = None):
         """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
@@ -59,7 +59,7 @@ class Fields(Checked):
             fields.oddities.note(f"{key} is {said}, where there are {size} tokens and rows", key)
         return fields
 
-    def raw(self, name: str, default: Any = None) -> Any:
+    def raw(self, name: str, default: object = None) -> object:
         self.asked.add(name)
         return super().raw(name, default)
 
@@ -84,7 +84,7 @@ class Fields(Checked):
             raise self.error(f"{self.key(name)} has {value.size} values for {layers} layers")
         return tuple(self._checked_count(name, item.item(), 0 if default == 0 else 1) for item in value)
 
-    def _checked_count(self, name: str, value: Any, least: int) -> int:
+    def _checked_count(self, name: str, value: object, least: int) -> int:
         if not is_whole(value) or not least <= value <= MOST:
             raise self.wrong(name, f"a number from {least} to {MOST}")
         return value
@@ -263,7 +263,7 @@ def between(least: float, most: float, or_zero: bool = False) -> "Rule":
     return require
 
 
-Rule = Callable[[Fields, str, int], Any]
+Rule = Callable[[Fields, str, int], None]
 RULES: dict[str, Rule] = {
     name: rule
     for names, rule in (

@@ -6,9 +6,9 @@ effect, or where llama.cpp ignores them in files that are in use.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from localllm.arch.metadata import Fields
+from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.metadata_reader import is_whole, show
 
 OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
@@ -38,7 +38,7 @@ ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count
                  "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
 
 
-def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_agreement(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Compare hyperparameters with tensors. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
@@ -58,7 +58,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
     require_experts(fields, tensors)
 
 
-def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_width(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check embedding_length against the embeddings."""
     embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
     if embedding is not None and embedding.shape[-1] != width:
@@ -66,21 +66,22 @@ def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
         raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
 
 
-def require_heads(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check the lengths of keys and values against their matrices, where all layers' heads are alike."""
-    heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    value = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    heads = value if is_whole(value) else 0
     for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
         if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in OTHERS):
             continue
         length = fields.count(key)
-        for layer in range(fields.layers()) if is_whole(heads) and heads else ():
+        for layer in range(fields.layers()) if heads else ():
             tensor = tensors.get(f"blk.{layer}.{name}")
             if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
                 problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
                 raise fields.error(f"{fields.key(key)}, {length}, {problem}")
 
 
-def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check that what a hyperparameter announces exists, and no more layers."""
     layers = fields.layers()
     for key, name in TENSORS.items():
@@ -96,7 +97,7 @@ def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
             raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
 
 
-def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check the feed-forward length, also of experts without one of their own."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
@@ -108,7 +109,7 @@ def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> N
             require_lengths(fields, tensors, key, lengths, name, -1)
 
 
-def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_experts_or_none(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check that a model with hyperparameters of experts has experts."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
     if (fields.arch in OF_ONE_EXPERT and experts <= 1) or has_none(fields):
@@ -127,7 +128,7 @@ def has_none(fields: Fields) -> bool:
 
 
 def require_lengths(
-    fields: Fields, tensors: Mapping[str, Any], key: str, lengths: Sequence[int], name: str, axis: int
+    fields: Fields, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
     """Check the lengths by layer of a tensor that it may have."""
     for layer, length in enumerate(lengths):
@@ -137,7 +138,7 @@ def require_lengths(
             raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
 
 
-def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
+def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check that experts are in every n-th layer after the first dense ones, and in no others."""
     keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)

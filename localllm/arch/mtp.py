@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -44,13 +45,12 @@ def mtp_output(
     return MtpOutput(x, b.linear(b.select(x, b.wanted), head))
 
 
-def guessing_state(h: Any) -> State:
+def guessing_state(h: Hyperparameters) -> State:
     """Return the layer's state."""
-    state: State = replace(h, layers=h.layers + 1).states()[h.layers]
-    return state
+    return replace(h, layers=h.layers + 1).states()[h.layers]
 
 
-def has_guessing_layer(w: Weights, h: Any) -> bool:
+def has_guessing_layer(w: Weights, h: Hyperparameters) -> bool:
     """Return whether the file has the tensors of `mtp_output`: it may lack them, and Ling 2 has other norms."""
     own = w.block(h.layers)
     return h.guessing > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None

@@ -12,7 +12,7 @@ from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder, Hashing
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
 
@@ -89,7 +89,7 @@ def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurr
     return b.add(x, b.add(gated, near))
 
 
-def each_normed(b: Builder, h: Any, x: Activation, norm: Any) -> Activation:
+def each_normed(b: Builder, h: Any, x: Activation, norm: Weight) -> Activation:
     """Normalize each stream by its root mean square; norm: a factor for each of its columns."""
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 

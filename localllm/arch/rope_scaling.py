@@ -1,7 +1,6 @@
 """Scale positions at run time otherwise than a model's file says, as its publishers' pages tell for long contexts."""
 
 from collections.abc import MutableMapping
-from typing import Any
 
 from localllm.errors import UnsupportedError, UsageError
 from localllm.frozen import frozen
@@ -36,7 +35,7 @@ class RopeScaling:
         if self.original_context is not None and self.original_context < 1:
             raise UsageError(f"yarn_orig_ctx should be at least 1 token, not {self.original_context}")
 
-    def apply(self, metadata: MutableMapping[str, Any], path: str) -> None:
+    def apply(self, metadata: MutableMapping[str, object], path: str) -> None:
         """Change a file's metadata, as read. Raises UnsupportedError for a model with windows.
 
         A YaRN factor other than the file's also sets the context, to the original one times the factor. A model with
@@ -59,7 +58,7 @@ class RopeScaling:
                 metadata[f"{prefix}context_length"] = int(original * factor)
 
     @staticmethod
-    def _file_factor(metadata: MutableMapping[str, Any], prefix: str) -> float:
+    def _file_factor(metadata: MutableMapping[str, object], prefix: str) -> float:
         """Return the factor that the file has."""
         value = metadata.get(f"{prefix}rope.scaling.factor", metadata.get(f"{prefix}rope.scale_linear", 1.0))
         return float(value) if isinstance(value, int | float) and value else 1.0

@@ -29,7 +29,7 @@ Activation = Any
 class RowwiseVerbs(Protocol):
     """Elementwise verbs: y has the shape of x."""
 
-    def rowwise(self, verb: str, formula: Callable[..., Any], *inputs: Activation, **given: float) -> Activation:
+    def rowwise(self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **given: float) -> Activation:
         """Apply an elementwise verb; formula: its meaning for NumPy arrays and numbers."""
         ...
 

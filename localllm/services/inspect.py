@@ -150,7 +150,8 @@ def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
     weights = Weights(file.tensors)
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
     there = [[weight.tensor for weight in block] for block in blocks if block]
-    is_used = bool(there and h) and isinstance(architecture(file)[0], DraftingFamily) and has_guessing_layer(weights, h)
+    has_layer = bool(there) and h is not None and has_guessing_layer(weights, h)
+    is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
     return {"layers": len(there), "bytes": sum(one.nbytes for block in there for one in block), "used": is_used}
 
 

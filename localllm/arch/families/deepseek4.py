@@ -136,7 +136,8 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
         y, add = half(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
-    (gates,) = mixing_logits(b, h, x, w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
+    scales = w.output_hc_scale.shaped(1)
+    (gates,) = mixing_logits(b, h.epsilon, h.streams.count, x, w.output_hc_fn, scales, w.output_hc_base)
     x = b.mix_streams(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 

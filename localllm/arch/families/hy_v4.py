@@ -65,7 +65,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
     streams, chosen = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.layer_states():
         block = w.block(state.layer)
-        y, gates = half(b, block, h, streams, "attn")
+        y, gates = half(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
         if h.indexer and (index := index_of(h.indexer, state.layer)):
@@ -73,15 +73,14 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         scores = Scores(h.heads, h.scale, chosen=chosen, sinks=block.attn_sinks)
         seen = attention(b, block, h, state, scores, narrow, y)
         seen = b.multiply(seen, b.sigmoid(b.linear(y, block.attn_gate)))
-        streams = add_to_streams(b, h, streams, b.linear(seen, block.attn_output), gates)
-        y, gates = half(b, block, h, streams, "ffn")
+        streams = add_to_streams(b, h.streams, streams, b.linear(seen, block.attn_output), gates)
+        y, gates = half(b, block, h.streams, h.epsilon, streams, "ffn")
         y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
-        streams = add_to_streams(b, h, streams, y, gates)
+        streams = add_to_streams(b, h.streams, streams, y, gates)
     wanted = [b.select(x, b.wanted) for x in streams]
-    (gates,) = mixing_logits(
-        b, h, concat_streams(b, wanted), w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base
-    )
-    return b.linear(b.rms_norm(reduce_streams(b, h, wanted, gates), w.output_norm, h.epsilon), w.output)
+    flat, scales = concat_streams(b, wanted), w.output_hc_scale.shaped(1)
+    (gates,) = mixing_logits(b, h.epsilon, h.streams.count, flat, w.output_hc_fn, scales, w.output_hc_base)
+    return b.linear(b.rms_norm(reduce_streams(b, h.streams, wanted, gates), w.output_norm, h.epsilon), w.output)
 
 
 def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:

@@ -8,7 +8,7 @@ the encoder's output, writes the answer. There is no RoPE. Scores get biases by 
 all, and are not scaled. The activation is ReLU, or GELU with a gate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ class T5(Hyperparameters):
     start_token: int | None = field(default=None, kw_only=True)
 
     @property
-    def encode(self) -> Any:
+    def encode(self) -> Callable[..., object] | None:
         return encode
 
     def states(self) -> Sequence[Paged]:

@@ -38,7 +38,7 @@ class AnySize(Vision):
         quarter = self.head_dim // 4
         return (1,) * quarter + (2,) * quarter
 
-    def fit(self, picture: Picture) -> Any:
+    def fit(self, picture: Picture) -> Picture:
         """Resize a picture to the encoder's limits."""
         return with_bars(picture, self.whole_size(picture.size), BICUBIC)
 

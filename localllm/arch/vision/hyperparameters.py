@@ -24,7 +24,7 @@ class Prepared(NamedTuple):
             as `Vision.arranged` has put them together.
     """
 
-    pictures: list[Any]
+    pictures: list[Picture]
     parts: list[str | int]
 
 
@@ -96,7 +96,7 @@ class Vision:
         """Rows and columns of patches of the largest picture."""
         return self.side // self.patch, self.side // self.patch
 
-    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Compute the encoder's input for a picture, float32 [patches, columns]."""
         return pixels_of(self, picture)
 
@@ -193,7 +193,7 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers.astype(np.float32))
 
 
-def pixels_of(h: Vision, picture: Any) -> np.ndarray:
+def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
     """Return a picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch].
 
     Pixels are ordered by colour channel, as the weights of a convolution are.

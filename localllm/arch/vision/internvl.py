@@ -7,7 +7,7 @@ in Hugging Face's transformers the token that stands for the whole picture (`cla
 after the patches, so that each of these has its neighbour's position.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class InternVision(Vision):
         """Return the patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
-    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Return the patches, after zeros for the token of the whole picture."""
         return with_whole(self, picture)
 

@@ -6,7 +6,7 @@ An image of up to 512 rows is one picture, stretched to whole rows; a larger one
 black bars; after them comes all of it as one more.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,11 +46,11 @@ class Lfm2Vision(AnySize):
         """A patch, and its position."""
         return self.pixels + self.width
 
-    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), by_areas)
         return np.concatenate((pixels_of(self, picture), positions.reshape(-1, self.width)), axis=1)
 
-    def fit(self, picture: Picture) -> Any:
+    def fit(self, picture: Picture) -> Picture:
         return resize(picture, self.whole_size(picture.size), BILINEAR)
 
 

@@ -9,7 +9,6 @@ these has its neighbour's position.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Llava(Vision):
         """Return the patches, including the class token for the whole image."""
         return super().most_patches + 1
 
-    def rows(self, picture: Any, w: Weights) -> np.ndarray:
+    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Return the patches, after zeros for the token of the whole picture."""
         return with_whole(self, picture)
 
@@ -49,7 +48,7 @@ class Llava(Vision):
         return [arrange_rows(rows, size, self.cuts, self.side, newline_numbers(w, self.cuts, self.out))]
 
 
-def with_whole(h: Vision, picture: Any) -> np.ndarray:
+def with_whole(h: Vision, picture: Picture) -> np.ndarray:
     """Return the patches after a row of zeros for the class token: float32 [1 + patches, pixels]."""
     return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 

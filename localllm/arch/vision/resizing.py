@@ -17,9 +17,9 @@ class Picture(Protocol):
     @property
     def size(self) -> Size: ...
 
-    def resize(self, size: Size, resample: int) -> Any: ...
+    def resize(self, size: Size, resample: int) -> "Picture": ...
 
-    def crop(self, box: tuple[int, int, int, int]) -> Any: ...
+    def crop(self, box: tuple[int, int, int, int]) -> "Picture": ...
 
 
 class Pixels(NamedTuple):
@@ -37,7 +37,7 @@ def resize(picture: Picture, size: Size, resample: int) -> Any:
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
-def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Any:
+def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
     """Return a picture scaled to fit a size, with bars above and below or on both sides."""
     from PIL import Image  # Pillow is there if somebody has a picture
 

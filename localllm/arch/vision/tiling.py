@@ -4,7 +4,6 @@ Sizes are computed in float32, as in llama.cpp.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,14 +34,14 @@ def grids(least: int, most: int, side: int) -> list[Size]:
     ]
 
 
-def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Any]:
+def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Picture]:
     """Return squares row by row, with black bars; none of a picture that is no larger than one of them."""
     if max(picture.size) <= side:
         return []
     return cut_tiles(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
 
 
-def cut_tiles(picture: Picture, side: int) -> list[Any]:
+def cut_tiles(picture: Picture, side: int) -> list[Picture]:
     """Cut a picture into squares, row by row."""
     columns, rows = (length // side for length in picture.size)
     return [
