@@ -789,7 +789,7 @@ def test_which_map_an_array_is_in(tmp_path: Path):
 def test_rows_that_are_forgotten(tmp_path: Path, monkeypatch):
     """Their place in the file; of what is in no file nothing is."""
     told = []
-    monkeypatch.setattr(source, "release_pages", lambda *place: told.append(place))
+    monkeypatch.setattr(source.memory, "release_pages", lambda *place: told.append(place))
     file = GGUFFile.open(write_model(tmp_path / "m.gguf"))
     tensor, data = GGUFTensor(file.tensors["blk.1.ffn_gate_exps.weight"]), (tmp_path / "m.gguf").read_bytes()
     tensor.release_rows(3, 5)
