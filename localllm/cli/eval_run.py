@@ -10,7 +10,7 @@ from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import count_noun
 from localllm.errors import RecordsError
 from localllm.files.jsonl_file import JsonlFile
-from localllm.services.map import MapJob, belonging, select_unfinished
+from localllm.services.map import MapJob, result_filter, select_unfinished
 
 if TYPE_CHECKING:
     from localllm.cli.options.shared import EngineGroup
@@ -46,7 +46,7 @@ def answer_questions(
     """
     everything, (data, name) = list(records), input
     inputs = (job.path, name)
-    keep = bool if redo else belonging(everything, output or "")
+    keep = bool if redo else result_filter(everything, output or "")
     written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
     with of_input(output, data, name, job.digests(job.path), redo) as remember, written as out:
         if redo and out is not None:
@@ -62,5 +62,5 @@ def answer_questions(
                 answer(mapping, left, put, progress, as_finished=False)
             with suppress(RecordsError):  # the caller counts them
                 progress.end(stats=False)
-    order = {record.id: place for place, record in enumerate(everything)}
+    order: dict[object, int] = {record.id: index for index, record in enumerate(everything)}
     return sorted(put.results, key=lambda result: order[result["id"]])

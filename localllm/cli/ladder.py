@@ -137,6 +137,7 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
     """Measure the divergence of each type's model from a base. Raises as ChunkReader does."""
     from localllm.quantizing.ladder_report import Divergence
     from localllm.services.perplexity import ChunkReader
+    from localllm.services.scores import mean
 
     line, found = ProgressLine(), dict[str, Divergence]()
     try:
@@ -145,8 +146,8 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
             with ChunkReader(result.files[0].path, size, threads, opening.compiling(line)) as reader:
                 for known in reader.compare(base):
                     line.show(f"{name}: measuring the divergence, {known.chunks} of {count} chunks")
-            facts = known.facts()
-            found[name] = Divergence(facts["kld"]["mean"], facts["kld"]["error"], facts["same_top"]["mean"])
+            kld, error = mean(known.kld)
+            found[name] = Divergence(kld, error, mean(known.same_top)[0])
     finally:
         line.clear()
     return found

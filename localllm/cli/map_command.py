@@ -126,7 +126,7 @@ class MapCommand:
     def require_files(self, job: "MapJob") -> str | None:
         """Return the file that answers are written to at once, None for stdout. Raises UsageError, ModelError."""
         from localllm.files.gguf.file import open_part
-        from localllm.services.table_output import require_table, work_path
+        from localllm.services.table_output import answers_path, require_table
 
         output = self.output.output
         if not self.given.size and self.place is None:
@@ -134,7 +134,7 @@ class MapCommand:
         if not (output and self.is_table):
             return output
         require_table(output, self.inputs, self.output.redo)
-        return work_path(output)
+        return answers_path(output)
 
     def of_input(self, job: "MapJob", target: str | None) -> AbstractContextManager[Callable[[], None]]:
         """Compare what the output is of with this input and job, see map_run.of_input."""
@@ -146,10 +146,10 @@ class MapCommand:
 
     def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
         """Open the file of answers, without answers to other records. Raises UsageError."""
-        from localllm.services.map import belonging
+        from localllm.services.map import result_filter
 
         records = self.given.records
-        others = belonging(None if isinstance(records, RecordStream) else records, self.output.output or "")
+        others = result_filter(None if isinstance(records, RecordStream) else records, self.output.output or "")
         keep: Any = bool if self.output.redo else others
         return JsonlFile(target, self.inputs, keep=keep) if target else nullcontext()
 

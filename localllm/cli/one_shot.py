@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.beam_search import Answer
     from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.services.receipts import Choices
     from localllm.services.remote.http import Endpoint
     from localllm.text.marker_escaping import Message
 
@@ -283,13 +284,13 @@ class OneShot:
         if output.stats:
             tell(result)
         if output.receipt is not None:
-            kinds = {
+            choices: Choices = {
                 "n": output.n,
                 "beams": output.beams,
                 "speculate": self.generation.speculate,
                 "chat_template": self.prompt.chat_template,
             }
-            keep(output.receipt, opened, asked, chosen, kinds, result)
+            keep(output.receipt, opened, asked, chosen, choices, result)
 
 
 def require_no_template(
@@ -322,15 +323,15 @@ def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) 
 def remember(
     model: "Model", thread: "Thread | None", asked: "str | list[Message]", answered: Answered, no_cache: bool
 ) -> None:
-    """Keep a question and its answer in the session, and for --continue unless nothing is to stay on disk."""
-    answer = answered.answers[0]
+    """Save a question and its only answer in the session, and for --continue unless --no-cache is given."""
+    answer = cast("Generation", answered.answers[0])
     if isinstance(asked, str) or not answer.text:
         return
     from localllm.services import last_answer
 
-    messages = last_answer.turn(asked, answered.messages[:-1], answer)
+    messages = last_answer.with_answer(asked, answered.messages[:-1], answer)
     if not no_cache:
-        last_answer.keep(model, messages)
+        last_answer.save(model, messages)
     if thread is not None:
         thread.save(model, messages)
 

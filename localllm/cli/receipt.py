@@ -9,6 +9,7 @@ from localllm.cli.terminal.output import ProgressLine
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
+    from localllm.services.receipts import Choices
     from localllm.text.marker_escaping import Message
 
 
@@ -37,7 +38,7 @@ def keep(
     model: "Model",
     asked: "str | list[Message]",
     chosen: "GenerationOptions",
-    choices: dict[str, Any],
+    choices: "Choices",
     result: dict[str, Any],
 ) -> None:
     """Write the receipt; choices: n, beams, speculate and chat_template."""

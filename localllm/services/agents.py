@@ -1,6 +1,6 @@
-"""The settings with which coding agents use a server of this program.
+"""Configures coding agents to use a localllm server.
 
-Each agent gets them by its own variables and arguments, for this one start: no file of the user is changed.
+The settings are passed as environment variables and arguments of one start; no configuration file is changed.
 """
 
 import json
@@ -9,9 +9,9 @@ from dataclasses import field
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.services.remote.http import Endpoint, EndpointError
+from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_objects
 
-NO_KEY = "localllm"  # for agents that insist on a key where the server needs none
+NO_KEY = "localllm"  # for agents that require a key although the server needs none
 
 
 @frozen
@@ -19,7 +19,7 @@ class Provider:
     """A server for an agent.
 
     Attributes:
-        url: without /v1.  key: for it, or NO_KEY.  model: the name.  context: tokens, None if it is not known yet.
+        url: without /v1.  key: the API key, or NO_KEY.  model: its name.  context: in tokens, None if unknown.
     """
 
     url: str
@@ -30,7 +30,7 @@ class Provider:
 
 @frozen
 class Settings:
-    """Start-up settings of an agent: variables of the environment, and arguments in front of the user's."""
+    """Settings of an agent: environment variables, and arguments placed before the user's."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -111,13 +111,14 @@ AGENTS = {
 
 
 def find_provider(url: str, key: str | None, model: str | None) -> Provider:
-    """Ask a server for its models. Raises UsageError for one that it does not have, and EndpointError."""
+    """Return a server's model, its first one if `model` is None. Raises UsageError if it has none, EndpointError."""
     endpoint = Endpoint.of(url, key)
     try:
-        served = {str(each["name"]): each.get("context") for each in endpoint.get("/props")["models"]}
+        models = json_objects(endpoint.get("/props").get("models"))
     except EndpointError as error:
         raise EndpointError(f"{error}; start a server by: localllm serve MODEL") from None
-    name = model or next(iter(served))
+    served = {str(each.get("name")): json_count(each.get("context")) or None for each in models}
+    name = model or next(iter(served), "")
     if name not in served:
         raise UsageError(f"{url} has no model {name}; it has {', '.join(served)}")
     return Provider(endpoint.url.removesuffix("/v1"), key or NO_KEY, name, served[name])

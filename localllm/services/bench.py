@@ -1,15 +1,15 @@
-"""Measure prefill and decode speed, and how near it is to what this computer can do.
+"""Measures prefill and decode speed, and compares them with the limits of this computer.
 
 Implements `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 processes a prompt of 512
-tokens, tg128 generates 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" means that 4096 tokens
-were in the KV cache before. Tokens are random and always the same; nothing is sampled.
+tokens, tg128 generates 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" means that the KV cache
+holds 4096 tokens before. Tokens are random and always the same; nothing is sampled.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from localllm.system.cpu import processor_name, usable_cores
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
-OnStep = Callable[[str], None]  # told what is being done
+OnStep = Callable[[str], None]  # called with a description of the step
 
 
 @frozen
@@ -41,18 +41,18 @@ class Test:
 
     @property
     def name(self) -> str:
-        """Name of the test, as in llama-bench."""
+        """Return the test's name, as in llama-bench."""
         parts = [f"{kind}{count}" for kind, count in (("pp", self.prompt), ("tg", self.generated)) if count]
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that are timed."""
+        """Return the number of timed tokens."""
         return self.prompt + self.generated
 
     @property
     def end(self) -> int:
-        """Context length that the test needs."""
+        """Return the context length that the test needs."""
         return self.depth + self.tokens
 
 
@@ -74,31 +74,32 @@ def plan(
 class Result:
     """The measurement of one test.
 
-    bandwidth: mean bytes per second that the same number of threads reads from memory, or of a GPU's memory; None if
-    the test is not bound by memory.  peak: operations per second of a GPU's tensor cores, or of the instructions by
-    which this CPU's lane multiplies prompts, in as many threads.
+    Attributes:
+        samples: tokens per second of each repetition.  bandwidth: bytes per second that the same number of threads
+            reads from memory, or of a GPU's memory; None if the test is not bound by memory.  peak: operations per
+            second of a GPU's tensor cores, or of the CPU instructions that prefill uses, in as many threads.
     """
 
     test: Test
     threads: int
-    samples: Sequence[float]  # tokens per second of each repetition
+    samples: Sequence[float]
     costs: MatrixCosts
     bandwidth: float | None = None
     peak: float | None = None
 
     @property
     def speed(self) -> float:
-        """Mean speed in tokens per second."""
+        """Return the mean speed in tokens per second."""
         return mean(self.samples)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the samples in tokens per second; 0 for a single one."""
+        """Return the standard deviation of the samples in tokens per second; 0 for a single one."""
         return stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
     def gb_per_s(self) -> float | None:
-        """Rate at which decode reads weights, in GB per second."""
+        """Return the rate at which decode reads weights, in GB per second."""
         return None if self.test.prompt else self.speed * self.costs.weight_bytes / 1e9
 
     @property
@@ -111,17 +112,17 @@ class Result:
 
     @property
     def gops(self) -> float | None:
-        """Billions of multiply-adds per second in a prefill, including the last token's logits."""
+        """Return the speed of a prefill in 10^9 operations (2 per multiply-add) per second, last logits included."""
         if self.test.generated:
             return None
         return 2 * (self.costs.per_token + self.costs.per_logits / self.test.prompt) * self.speed / 1e9
 
     @property
     def share_of_peak(self) -> float | None:
-        """Fraction of the peak that prefill uses."""
+        """Return the fraction of the peak that prefill reaches."""
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the result for JSON."""
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
@@ -129,17 +130,14 @@ class Result:
         return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
 
 
-class Course:
-    """A model under test; the token at each position is always the same, so the cache stays valid."""
+class SpeedTest:
+    """Runs tests on a sequence; the token at each position is always the same, so the KV cache stays valid."""
 
     def __init__(
         self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
         limits: tuple[float, float] | None = None,
     ):  # fmt: skip
-        """Prepare a test run.
-
-        limits: of a GPU, see Engine; None: the CPU's memory bandwidth is measured.
-        """
+        """Prepare test runs; limits: of a GPU, see Engine; None to measure the CPU's."""
         self._limits = limits
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
@@ -147,42 +145,42 @@ class Course:
     def measure(self, test: Test, repetitions: int) -> Result:
         """Run one test.
 
-        The memory bandwidth is measured before every repetition: a virtual machine's share of it changes within
-        seconds. The peak of arithmetic is measured once.
+        The memory bandwidth is measured before every repetition, because a virtual machine's share of it changes
+        within seconds; the arithmetic peak is measured once.
         """
 
-        def tell(step: str) -> None:
+        def report(step: str) -> None:
             self._on_step(f"{test.name} (threads: {self._threads}): {step}")
 
-        self._fill(test.depth, tell)
-        tell("warming up")
+        self._fill(test.depth, report)
+        report("warming up")
         warm_up = Test(test.prompt, min(test.generated, 1), test.depth)
         self._seconds(warm_up)
         speeds, bandwidths = list[float](), list[float]()
         bandwidth, peak = self._limits or (None, None if test.generated else peak_operations(self._threads))
         for number in range(repetitions):
-            tell(f"run {number + 1} of {repetitions}")
+            report(f"run {number + 1} of {repetitions}")
             if not test.prompt and not self._limits:
                 bandwidths.append(read_bandwidth(self._threads))
-                self._seconds(warm_up)  # the caches are full of what was just read
+                self._seconds(warm_up)  # the measurement has replaced the weights in the CPU caches
             speeds.append(test.tokens / self._seconds(test))
         bandwidth = mean(bandwidths) if bandwidths else bandwidth
         return Result(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
 
-    def _fill(self, depth: int, tell: OnStep) -> None:
-        """Fill the cache with `depth` tokens."""
+    def _fill(self, depth: int, report: OnStep) -> None:
+        """Fill the KV cache with `depth` tokens."""
         self._sequence.truncate(depth)
         for start in range(len(self._sequence.tokens), depth, BATCH):
-            tell(f"filling the cache, {start} of {depth} tokens")
+            report(f"filling the cache, {start} of {depth} tokens")
             self._sequence.append(self._ids[start : min(start + BATCH, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
         """Run the test once after the tokens in the cache and return its time in seconds."""
-        sequence, ids, written = self._sequence.fork(), self._ids, test.depth + test.prompt
+        sequence, ids, end = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
         if test.prompt:
-            sequence.append(ids[test.depth : written])
-        for position in range(written, test.end):
+            sequence.append(ids[test.depth : end])
+        for position in range(end, test.end):
             sequence.append(ids[position : position + 1])
         seconds = perf_counter() - start
         sequence.close()
@@ -193,16 +191,16 @@ class Bench:
     """A model file to benchmark.
 
     Attributes:
-        model: facts about it, ready for JSON, once a test has been run; its size is in bytes of weights.
+        model: a description for JSON, once a test has been run; its size is in bytes of weights.
     """
 
     def __init__(self, path: str | os.PathLike[str], on_step: OnStep, on_compile: Progress | None = None):
         """Create a benchmark.
 
-        on_step: called with what is being done.  on_compile(done, total): called while kernels compile.
+        on_step: called with a description of each step.  on_compile(done, total): called while kernels compile.
         """
         self._path, self._on_step, self._on_compile = path, on_step, on_compile
-        self.model: dict[str, Any] = {}
+        self.model: dict[str, object] = {}
 
     def run(
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
@@ -219,17 +217,17 @@ class Bench:
                 model.engine.prepare_all()
                 self.model = facts(model)
                 costs = MatrixCosts.of_file(model.file)
-                course = Course(model.sequence(), count, costs, self._on_step, model.engine.limits)
+                runner = SpeedTest(model.sequence(), count, costs, self._on_step, model.engine.limits)
                 for test in tests:
-                    yield course.measure(test, repetitions)
+                    yield runner.measure(test, repetitions)
 
     @property
     def lane(self) -> str:
-        """Instructions used for prefill."""
+        """Return the name of the instructions that prefill uses."""
         return lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
 
-    def report(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Return everything for JSON; the machine's bandwidth is the highest that the tests measured."""
+    def report(self, results: Sequence[Result]) -> dict[str, object]:
+        """Return the report for JSON; the machine's bandwidth is the highest measured one, in GB per second."""
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
         machine = {
             "cpu": processor(),
@@ -240,7 +238,7 @@ class Bench:
         return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
 
 
-def facts(model: Model) -> dict[str, Any]:
+def facts(model: Model) -> dict[str, object]:
     """Describe a model for the report."""
     names = {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device}
     return names | {"size": model.file.nbytes, "parameters": model.file.parameters}

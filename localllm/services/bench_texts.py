@@ -1,9 +1,8 @@
-"""Measure how fast a model embeds or scores texts, by length: texts and tokens per second."""
+"""Measures how fast a model embeds or scores texts of given lengths: texts and tokens per second."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.objects import Progress
 
-TOKENS = 8192  # that are read in a repetition, at least one text
+TOKENS = 8192  # of the texts of a repetition, which are at least one
 
 
 def makes_no_text(path: str) -> bool:
@@ -24,12 +23,12 @@ def makes_no_text(path: str) -> bool:
 
 
 def measure(
-    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, told: Callable[[str], Any],
+    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, on_step: Callable[[str], object],
     progress: Progress | None = None, device: str = "auto",
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure each length, or the longest one that the model reads: tokens and texts per second, mean and deviation.
+) -> list[dict[str, float]]:  # fmt: skip
+    """Measure the speed for each length (at most the model's context): mean, and deviation of tokens per second.
 
-    told: called before each test. Raises ModelError, MemoryLimitError, UsageError.
+    lengths: in tokens.  on_step: called before each test. Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)
@@ -37,22 +36,22 @@ def measure(
         file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress)
     )
     reader.prepare_all()
-    found = []
+    results = []
     for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):
-        told(f"texts of {length} tokens")
+        on_step(f"texts of {length} tokens")
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
         reader.read(list(texts[:8]))
         speeds = [count * length / time_once(reader, texts) for _ in range(max(repetitions, 1))]
         spread = stdev(speeds) if len(speeds) > 1 else 0.0
         speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
-        found.append({"length": length, "texts": count, **speed})
+        results.append({"length": length, "texts": count, **speed})
     reader.close()
-    return found
+    return results
 
 
 def time_once(reader: EmbeddingRunner, texts: np.ndarray) -> float:
-    """Process the texts once and return the time in seconds."""
+    """Process the texts, int [texts, tokens], once; return the time in seconds."""
     start = perf_counter()
     reader.read(list(texts))
     return perf_counter() - start

@@ -1,15 +1,15 @@
-"""Resolve model names: known models (models.toml), the Hugging Face hub, and files on disk.
+"""Resolves model names: known models (models.toml), the Hugging Face hub, and files on disk.
 
     qwen3-4b                      a known model in its default quantization
     qwen3-4b:Q8_0                 in another quantization
     hf:OWNER/REPOSITORY           any model of the hub; :QUANTIZATION if it has several, or /FILE.gguf
     hf:OWNER/REPOSITORY@REVISION  at a branch, a tag or a commit
-    OWNER/REPOSITORY              the same, like hf.co/OWNER/REPOSITORY and its page's address
+    OWNER/REPOSITORY              the same as hf:OWNER/REPOSITORY; also hf.co/OWNER/REPOSITORY and the page's URL
     gemma3:4b                     a known model by Ollama's name
-    mine                          a file in the folder of models, as `localllm list` shows it
-    ollama:NAME:TAG               a model of Ollama's store; those of Hugging Face's cache and LM Studio's are hf:...
+    NAME                          a file in the models folder, as `localllm list` shows it
+    ollama:NAME:TAG               a model in Ollama's store; those in Hugging Face's cache and LM Studio are hf:...
 
-Every command that is not given a path uses this: it imports no slow modules.
+Most commands use this module, so it imports no slow ones.
 """
 
 import os
@@ -19,7 +19,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
@@ -38,9 +37,9 @@ from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-USUAL = "Q4_K_M"  # of a repository that has it
+USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
-# Behind the name of a file that was not pulled to the end.
+# The end of the name of an incomplete download.
 ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.%+-]+)?)"
@@ -58,7 +57,7 @@ ADDRESS = re.compile(
 
 @frozen
 class Known:
-    """An entry of models.toml, where the fields are documented."""
+    """An entry of models.toml, which documents the fields."""
 
     name: str
     description: str
@@ -73,7 +72,7 @@ class Known:
 
     @property
     def is_embedder(self) -> bool:
-        """Return whether it makes vectors, not texts."""
+        """Return whether it is an embedding model."""
         return self.description.startswith("Embeddings")
 
 
@@ -82,9 +81,8 @@ class HubReference:
     """A reference to a model on the Hugging Face hub.
 
     Attributes:
-        text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if it is not main, whose files lie in
-            a folder of their own.  pattern: glob of the file's name.
-        quantization: requested, "" for the default.  usual: the default.
+        text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if that is not main.
+        pattern: glob of the file's name.  quantization: the requested one, "" for the default.  usual: the default.
         megabytes: approximate, 0 if unknown.
     """
 
@@ -97,7 +95,7 @@ class HubReference:
 
     @property
     def size(self) -> str:
-        """Size of the file for people, "" if unknown."""
+        """Return the approximate size of the file as text, "" if unknown."""
         if not self.megabytes:
             return ""
         return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
@@ -128,7 +126,7 @@ def registry_models() -> dict[str, Known]:
 
 
 def resolve(model: str | os.PathLike[str]) -> str:
-    """Return the path of a model: an existing path itself, else what its name refers to on disk.
+    """Return the path of a model: an existing path itself, or the file that a name refers to.
 
     Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
     """
@@ -163,7 +161,7 @@ def resolve_alias(name: str) -> str:
 
 
 def parse_reference(text: str) -> HubReference | None:
-    """Parse a reference to a hub model, None if it is none.
+    """Parse a reference to a hub model; return None for other names.
 
     Raises UsageError for a malformed hf:... reference.
     """
@@ -187,12 +185,12 @@ def parse_reference(text: str) -> HubReference | None:
 
 
 def normalize_name(text: str) -> str:
-    """Normalize a model name: addresses of the hub, OWNER/REPOSITORY, and Ollama's names."""
+    """Convert hub URLs, OWNER/REPOSITORY and Ollama's names of known models to the names above."""
     if address := ADDRESS.fullmatch(text):
         rest, revision = address["rest"] or "", ""
-        if found := REVISION.fullmatch(rest.rstrip("/")):
-            rest = "" if rest.startswith(("/tree/", "/commit/")) else found["file"] or ""
-            revision = quote(unquote(found["revision"]), safe="")
+        if match := REVISION.fullmatch(rest.rstrip("/")):
+            rest = "" if rest.startswith(("/tree/", "/commit/")) else match["file"] or ""
+            revision = quote(unquote(match["revision"]), safe="")
         at = f"@{revision}" if revision not in ("", MAIN) else ""
         return HUB + address["repository"] + at + rest.rstrip("/")
     if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
@@ -204,7 +202,7 @@ def normalize_name(text: str) -> str:
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
-    """Select the files of a repository that a reference means.
+    """Select the files of a repository that a reference refers to.
 
     Raises ModelError, which lists the available ones.
     """
@@ -219,17 +217,17 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     wanted = normalize_quantization(reference.quantization or reference.usual)
     exact = [model for model in models if wanted in model.tags]
     near = [model for model in models if model.quantization in (f"UD-{wanted}", f"{wanted}_MOE")]
-    found = exact or near or ([] if reference.quantization else models)
-    if len({model.name for model in found}) != 1:  # one model may be there as one file, and as several
-        what = "several files" if exact or near else f"no {wanted}" if not found else "several quantizations"
+    selected = exact or near or ([] if reference.quantization else models)
+    if len({model.name for model in selected}) != 1:  # a model may be there as one file, and split into several
+        what = "several files" if exact or near else f"no {wanted}" if not selected else "several quantizations"
         raise ModelError(f"{whose} has {what}; available: {list_models(models)}")
-    if not found[0].is_whole:
-        raise ModelError(f"{whose} lacks parts of {found[0].name}")
-    return found[0].files
+    if not selected[0].is_whole:
+        raise ModelError(f"{whose} lacks parts of {selected[0].name}")
+    return selected[0].files
 
 
 def list_models(models: Iterable[ModelFile]) -> str:
-    """List the models of a repository, by quantization where that is unique."""
+    """List the models of a repository: by quantization if that is unique, else by file name."""
     models = list(models)
     kinds = [model.quantization for model in models]
     return ", ".join(
@@ -264,7 +262,7 @@ def unknown_name(name: str) -> ModelError:
 
 
 def suggestion(name: str) -> str:
-    """Return the end of an error about an unknown name: similar names."""
+    """Return the end of the error about an unknown name: similar names."""
     if os.path.dirname(name) or name.endswith(".gguf") or not name.strip():
         return ""
     from difflib import get_close_matches
@@ -283,8 +281,7 @@ class OnDisk:
     """A model in the folder of models; sizes in bytes.
 
     Attributes:
-        name: as commands accept it.  path: of its first file.  files: all of them.
-        is_whole: false if its pull is incomplete.
+        name: for commands.  path: of the first file.  files: all of them.  is_whole: false for an incomplete pull.
     """
 
     name: str
@@ -294,7 +291,7 @@ class OnDisk:
     quantization: str
     is_whole: bool
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the model for JSON."""
         return {
             "name": self.name,
@@ -313,7 +310,7 @@ def models_on_disk() -> list[OnDisk]:
     for name in list_files(folder):
         parts = name.split("/")
         repository = "/".join(parts[:2]) if len(parts) > 2 else ""
-        # NAME.gguf.CHECKSUM.partial is NAME.gguf on its way
+        # NAME.gguf.CHECKSUM.partial is an incomplete NAME.gguf
         name = name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name
         repositories.setdefault(repository, []).append(name.removeprefix(f"{repository}/"))
     found = [

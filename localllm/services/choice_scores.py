@@ -1,14 +1,14 @@
-"""Score a model on multiple-choice tasks as llama-perplexity does: HellaSwag, Winogrande, ARC, MMLU, TruthfulQA.
+"""Scores a model on multiple-choice tasks as llama-perplexity does: HellaSwag, Winogrande, ARC, MMLU, TruthfulQA.
 
-The answer whose tokens have the highest mean log probability is chosen. Which tasks are selected, which tokens count
-and how results are averaged follows llama.cpp's tools/perplexity/perplexity.cpp (2026), so that figures can be compared
-with published ones.
+The answer with the highest mean log probability per token is chosen. The selection of tasks, the tokens that count and
+the averages follow llama.cpp's tools/perplexity/perplexity.cpp (2026), so that figures are comparable with published
+ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,57 +21,58 @@ from localllm.generation.logprobs import TokenLogprob
 from localllm.services.intervals import wilson_interval
 from localllm.text.tokenizer import Tokenizer
 
-TRAILING = 3  # tokens after the prefix beyond which Winogrande does not score the names themselves
+TRAILING = 3  # Winogrande's names are not scored if each answer has more tokens than this after the common prefix
 
 
-# ---- which tasks
+# ---- selection of tasks
 
 
 def select_tasks(kind: str, tasks: Sequence[ChoiceTask], most: int) -> list[tuple[int, ChoiceTask]]:
     """Return the tasks that llama-perplexity would score, at most `most` (0: all), with their numbers in the file.
 
-    It draws by mt19937 with the seed 1: HellaSwag's by a distribution of integers as libstdc++ has it, always; others'
-    by float32 arithmetic, if there are more.
+    llama-perplexity draws with mt19937, seed 1: HellaSwag's tasks always, by libstdc++'s distribution of integers;
+    other tasks only if there are more than `most`, by float32 arithmetic.
     """
     random = np.random.RandomState(1)
 
     def draw() -> int:
         return int(random.randint(0, 1 << 32, dtype=np.uint32))
 
-    left = [*range(len(tasks))]
+    remaining = [*range(len(tasks))]
     if kind == "hellaswag":
-        numbers = [left.pop(uniform(draw, len(left))) for _ in range(min(most, len(tasks)) if most else len(tasks))]
+        count = min(most, len(tasks)) if most else len(tasks)
+        numbers = [remaining.pop(uniform(draw, len(remaining))) for _ in range(count)]
     elif not 0 < most < len(tasks):
         return [*enumerate(tasks)]
     else:
         numbers = []
         for _ in range(most):
-            place = int(np.float32(draw()) * np.float32(2.0**-32) * np.float32(len(left)))
-            place = min(place, len(left) - 1)
-            numbers.append(left[place])
-            left[place] = left[-1]
-            left.pop()
+            index = int(np.float32(draw()) * np.float32(2.0**-32) * np.float32(len(remaining)))
+            index = min(index, len(remaining) - 1)
+            numbers.append(remaining[index])
+            remaining[index] = remaining[-1]
+            remaining.pop()
     return [(number, tasks[number]) for number in numbers]
 
 
-def uniform(draw: Any, count: int) -> int:
-    """Return a number below `count` from draws of 32 bits (Lemire, arXiv:1805.10941)."""
+def uniform(draw: Callable[[], int], count: int) -> int:
+    """Return a random number below `count`; draw: returns 32 random bits (Lemire, arXiv:1805.10941)."""
     product = draw() * count
     while product % (1 << 32) < (1 << 32) % count:
         product = draw() * count
     return int(product >> 32)
 
 
-# ---- their scores
+# ---- scores
 
 
 class Plan(NamedTuple):
-    """A task as token ids, and the tokens that count.
+    """A task as token ids, and the tokens whose log probabilities count.
 
     Attributes:
-        prompts: token ids to read before texts, with the token ids of these texts; one for all, or one for each text.
-        counted: of each text, by the numbers of prompt and text, which of its tokens count.
-        extra: of Winogrande, the text whose last token takes the place of the second text's first one, or None.
+        prompts: pairs of a prefix and the texts that follow it: one pair for all texts, or one for each.
+        counted: for each text, the tokens that count.  extra: whether the last text is one for Winogrande, whose last
+            token replaces the second text's first one.
     """
 
     prompts: list[tuple[list[int], list[list[int]]]]
@@ -80,7 +81,7 @@ class Plan(NamedTuple):
 
 
 def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
-    """Split a task's texts into a common prefix, which is read once, and what is scored. Raises UsageError."""
+    """Split a task's texts into a common prefix, which is read once, and scored rests. Raises UsageError."""
     texts = [tokenizer.encode(text, bos=True, eos=True) for text in task.texts]
     shortest = min(map(len, texts))
     prefix = next((at for at in range(shortest) if len({ids[at] for ids in texts}) > 1), shortest)
@@ -93,7 +94,7 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
         starts = [max(0, stem - prefix) for stem in stems]
         counted = [slice(at, -1 if len(rest) - at > 1 else None) for at, rest in zip(starts, rests, strict=True)]
         extra = not skips and prefix > 0
-    if prefix == 0:  # the first token has nothing before it that could predict it
+    if prefix == 0:  # nothing predicts the first token
         if shortest == 1:
             text = next(text for text, ids in zip(task.texts, texts, strict=True) if len(ids) == 1)
             raise UsageError(f"the model has no BOS token, and cannot score a text of one token: {text!r}")
@@ -103,11 +104,11 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
 
 
 def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]]) -> list[float]:
-    """Return each text's mean log probability; results: of each of the plan's prompts."""
+    """Return each text's mean log probability; results: the log probabilities of each prompt's texts."""
     tokens = [[token.logprob for token in text] for result in results for text in result]
     if plan.extra:
-        # llama.cpp (2026) predicts the second text's first token by the end of the first text, which its source calls
-        # wrong; published figures have it. Texts that go on for some tokens after the name are not affected.
+        # llama.cpp (2026) predicts the second text's first token from the end of the first text. Its source calls that
+        # wrong, but published figures include it. Texts with more than TRAILING tokens after the name are not affected.
         tokens[1][0] = tokens.pop()[-1]
     chosen = [text[each] for text, each in zip(tokens, plan.counted, strict=True)]
     return [float(np.mean(text)) for text in chosen]
@@ -117,7 +118,7 @@ class Result(NamedTuple):
     """A scored task.
 
     Attributes:
-        task: its number in the file, from 0.  scores: of each answer, the mean log probability of its tokens.
+        task: its number in the file, from 0.  scores: the mean log probability of each answer's tokens.
     """
 
     task: int
@@ -127,7 +128,7 @@ class Result(NamedTuple):
 
 
 def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterator[Result]:
-    """Yield the results of tasks, many of which are read at once. Raises ContextError for one that does not fit."""
+    """Yield the results of tasks, which are read in batches. Raises ContextError for one that does not fit."""
     plans = [plan_task(task, model.tokenizer) for _, task in tasks]
     prompts = [prompt for plan in plans for prompt in plan.prompts]
     scores = ManyScores(
@@ -146,14 +147,14 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
 def require_results(
     results: Iterator[list[list[TokenLogprob]] | LocalllmError],
 ) -> Iterator[list[list[TokenLogprob]]]:
-    """Raise the first error among results."""
+    """Yield results; raise the first error among them."""
     for result in results:
         if isinstance(result, LocalllmError):
             raise result
         yield result
 
 
-# ---- their statistics
+# ---- statistics
 
 
 @frozen
@@ -177,19 +178,19 @@ class ChoiceScore:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's interval at 95 %."""
+        """Return the accuracy's 95 % confidence interval (Wilson)."""
         return wilson_interval(self.correct, self.tasks)
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing."""
+        """Return the expected accuracy of random guesses."""
         return self.tasks / sum(len(result.scores) for result in self.results)
 
     def error(self, share: float) -> float:
         """Return the standard error of a share."""
         return sqrt(share * (1 - share) / max(self.tasks - 1, 1))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the scores for JSON; shares are from 0 to 1."""
         return {
             "benchmark": self.kind, "tasks": self.tasks, "correct": self.correct, "accuracy": self.accuracy,

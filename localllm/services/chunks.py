@@ -1,4 +1,4 @@
-"""Split texts into chunks of equally many tokens, as llama-perplexity and llama-imatrix do."""
+"""Splits texts into chunks of the same number of tokens, as llama-perplexity and llama-imatrix do."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from localllm.text.tokenizer import Tokenizer
 
 
 def split_chunks(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray:
-    """Split tokens into chunks, int32 [chunks, size], at most `most`; the rest is dropped.
+    """Split tokens into at most `most` chunks, int32 [chunks, size]; the remaining tokens are dropped.
 
-    Raises UsageError if there is not even one.
+    Raises UsageError if there are too few tokens for one chunk.
     """
     if size < 4:
         raise UsageError(f"context should be 4 or greater, not {size}")
@@ -25,6 +25,6 @@ def split_chunks(tokens: Sequence[int], size: int, most: int | None = None) -> n
 
 
 def with_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
-    """Return the chunk as input: its first token becomes BOS if the model uses BOS."""
+    """Return a chunk's token ids, the first of which is replaced by BOS if the model uses BOS."""
     bos = tokenizer.bos_id if tokenizer.adds_bos else None
     return chunk.tolist() if bos is None else [bos, *chunk[1:].tolist()]

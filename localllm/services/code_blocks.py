@@ -1,6 +1,6 @@
-"""Take fenced code blocks out of Markdown, also while it is being generated.
+"""Extracts fenced code blocks from Markdown, also from streams.
 
-Fences are those of CommonMark 0.31, section 4.5, but indented as far as one likes, as in lists.
+Fences are those of CommonMark 0.31, section 4.5, but with any indentation, as in lists.
 """
 
 import re
@@ -10,7 +10,7 @@ MARKS = "`~"
 
 
 class BlockReader:
-    """Finds the first code block of a streamed text.
+    """Extracts the first code block of a streamed text.
 
     Attributes:
         is_open, is_done: whether the block has begun, and whether it has ended.
@@ -21,14 +21,14 @@ class BlockReader:
         self.is_open = self.is_done = False
 
     def push(self, text: str) -> str:
-        """Add a piece; return what of the block is certain now."""
-        found = ""
+        """Add a piece of text; return the part of the block's content that is certain now."""
+        content = ""
         *whole, rest = f"{self._line}{text}".split("\n")
         for line in whole:
-            found += self._whole_line(line)
+            content += self._whole_line(line)
             self._is_begun = False
         self._line = rest
-        return found + self._beginning(rest)
+        return content + self._beginning(rest)
 
     def end(self) -> str:
         """Return the rest of a block whose closing fence is missing."""
@@ -55,11 +55,11 @@ class BlockReader:
             return ""
         if not self._is_begun and (not line.strip() or line.lstrip()[0] == self._fence[0]):
             return ""
-        found, self._line, self._is_begun = self._content(line), "", True
-        return found
+        content, self._line, self._is_begun = self._content(line), "", True
+        return content
 
     def _content(self, line: str) -> str:
-        """Remove from a line's beginning the indentation that its block has."""
+        """Remove the block's indentation from a line."""
         return line if self._is_begun else line.removeprefix(self._indent)
 
     def _closes(self, line: str) -> bool:
@@ -69,15 +69,15 @@ class BlockReader:
 
 def code_blocks(text: str) -> list[str]:
     """Return the contents of all code blocks of a text, in order, without the line break at the end."""
-    found = list[str]()
+    blocks = list[str]()
     reader, code = BlockReader(), ""
     for line in text.splitlines(keepends=True):
         code += reader.push(line)
         if reader.is_done:
-            found.append(code.removesuffix("\n"))
+            blocks.append(code.removesuffix("\n"))
             reader, code = BlockReader(), ""
     code += reader.end()
-    return [*found, code.removesuffix("\n")] if reader.is_open and not reader.is_done else found
+    return [*blocks, code.removesuffix("\n")] if reader.is_open and not reader.is_done else blocks
 
 
 def extract_code(text: str, last: bool = False) -> str | None:

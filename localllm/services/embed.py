@@ -1,10 +1,10 @@
-"""Embed many texts, with a cache by content: Implements `localllm embed`."""
+"""Embeds many texts, with a cache of vectors. Implements `localllm embed`."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +23,11 @@ from localllm.services.search.files import LARGEST, read_text
 from localllm.services.search.passages import Passage, cut_into_passages
 from localllm.text.tokenizer import Tokenizer
 
-SAMPLE = 1 << 16  # bytes of a model's beginning and end that tell it from others
-KEY = 16  # bytes that stand for a text
+if TYPE_CHECKING:
+    from localllm.generation.embedding.clip_embedder import PairEmbedder
+
+SAMPLE = 1 << 16  # bytes of a model file that are hashed
+KEY = 16  # bytes of a text's hash
 
 
 @frozen
@@ -35,24 +38,24 @@ class EmbedJob:
     options: EmbedOptions
     engine: EngineOptions
     pooling: str | None = None
-    sees: bool = False  # whether there are images among the texts
+    has_images: bool = False
 
 
 @contextmanager
-def embedder(job: EmbedJob) -> Iterator[Any]:
-    """Open the model: an Embedder, or a PairEmbedder for texts and images.
+def embedder(job: EmbedJob) -> "Iterator[Embedder | PairEmbedder]":
+    """Open the model: an Embedder, or a PairEmbedder for a CLIP model.
 
     Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(job.path)
-    made: Any
+    made: Embedder | PairEmbedder
     if is_pair(file):
-        from localllm.generation.embedding import clip_embedder as pair_embedding  # seldom needed
+        from localllm.generation.embedding import clip_embedder  # seldom needed
 
         if job.pooling is not None:
             raise UsageError("pooling cannot be set for a model of images and texts")
-        made = pair_embedding.PairEmbedder(file, job.engine)
-    elif job.sees:
+        made = clip_embedder.PairEmbedder(file, job.engine)
+    elif job.has_images:
         raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
     else:
         made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
@@ -63,17 +66,15 @@ def embedder(job: EmbedJob) -> Iterator[Any]:
 
 
 def text_of(record: Record, field: str) -> "str | ShownImage":
-    """Return a record's text (the line, or the field of an object), or its image.
-
-    Raises UsageError.
-    """
+    """Return a record's text (a line, or a field of an object), or its image. Raises UsageError."""
     if record.error:
         raise UsageError(record.error)
     if isinstance(record.input, str | ShownImage):
         return record.input
+    fields = record.input if isinstance(record.input, dict) else {}
     if is_image(record):
-        return ShownImage(record.input[IMAGE])
-    text = record.input.get(field)
+        return ShownImage(fields[IMAGE])
+    text = fields.get(field)
     if not isinstance(text, str):
         raise UsageError(f'record {record.id!r} has no text field "{field}"; name another field')
     return text
@@ -86,32 +87,32 @@ def is_image(record: Record) -> bool:
     return isinstance(record.input, dict) and isinstance(record.input.get(IMAGE), str) and "text" not in record.input
 
 
-def key_of(given: str | ShownImage) -> str:
-    """Return the cache key of a text or an image, by its content. Raises UsageError."""
-    if isinstance(given, str):
-        return given
-    return "\0" + hashlib.sha256(read_source(given.source)[1]).hexdigest()
+def key_of(item: str | ShownImage) -> str:
+    """Return the cache key of a text, or of an image by its content. Raises UsageError."""
+    if isinstance(item, str):
+        return item
+    return "\0" + hashlib.sha256(read_source(item.source)[1]).hexdigest()
 
 
 def files_below(names: Sequence[str]) -> list[str]:
-    """List files, and those in folders, sorted by name without hidden ones. Raises UsageError."""
-    found: list[str] = []
+    """List the named files, and those in named folders by name, without hidden ones. Raises UsageError."""
+    paths: list[str] = []
     for name in names:
         path = Path(name)
         if path.is_dir():
             inside = (
                 one for one in path.rglob("*") if not any(part.startswith(".") for part in one.relative_to(path).parts)
             )
-            found += sorted(str(one) for one in inside if one.is_file())
+            paths += sorted(str(one) for one in inside if one.is_file())
         elif path.is_file():
-            found.append(name)
+            paths.append(name)
         else:
             raise UsageError(f"{name}: no such file or folder")
-    return found
+    return paths
 
 
 def file_text(path: str) -> str:
-    """Read a text file. Raises UsageError if it is binary (has a zero byte), or not UTF-8 or UTF-16."""
+    """Read a text file. Raises UsageError unless it is UTF-8 or UTF-16; a zero byte means that it is binary."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -141,9 +142,9 @@ def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int,
 
 
 def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
-    """Return groups of vectors, each of which has at least this cosine with another one of its group.
+    """Group vectors: each has a cosine of at least `threshold` with another one of its group.
 
-    vectors: float32 [texts, width], of length 1. Groups of one are left out; the largest comes first.
+    vectors: float32 [texts, width], of length 1. Returns indexes, the largest group first, without groups of one.
     """
     owner = np.arange(len(vectors))
     for number in range(1, len(vectors)):
@@ -151,52 +152,49 @@ def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
         if len(near):
             joined = np.unique(owner[near])
             owner[np.isin(owner, joined)] = owner[number] = joined[0]
-    found = [np.flatnonzero(owner == each).tolist() for each in np.unique(owner)]
-    return sorted((group for group in found if len(group) > 1), key=lambda group: (-len(group), group))
+    groups = [np.flatnonzero(owner == each).tolist() for each in np.unique(owner)]
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group))
 
 
 class VectorCache:
-    """Embeddings computed before, in the user's cache folder, by the texts' content.
+    """A cache of embeddings in the user's cache folder, by the hash of a text.
 
     Attributes:
-        found: how many texts had one.
+        found: number of texts that were cached.
     """
 
     def __init__(self, job: EmbedJob, width: int):
-        """Open the cache.
-
-        width: dimensions of a vector.
-        """
+        """Open the cache of a job's model and options; width: numbers of a vector."""
         self._path = cache_folder() / "vectors" / fingerprint(job)
         self._width, self.found = width, 0
         data = np.frombuffer(read_checksummed(self._path) or b"", np.uint8)
         size = KEY + 4 * width
         rows = data[: len(data) // size * size].reshape(-1, size)
-        self._places = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
-        self._known = rows[:, KEY:].copy().view(np.float32)
+        self._rows = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
+        self._vectors = rows[:, KEY:].copy().view(np.float32)
 
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
-        """Return the texts' vectors, float32 [texts, width]; `make` computes and stores new ones."""
+        """Return the texts' vectors, float32 [texts, width]; make: embeds the texts that are not cached yet."""
         keys = [*map(digest, texts)]
         rows = np.empty((len(texts), self._width), np.float32)
-        old = [number for number, key in enumerate(keys) if key in self._places]
-        new = [number for number, key in enumerate(keys) if key not in self._places]
+        old = [number for number, key in enumerate(keys) if key in self._rows]
+        new = [number for number, key in enumerate(keys) if key not in self._rows]
         if old:
-            rows[old] = self._known[[self._places[keys[number]] for number in old]]
+            rows[old] = self._vectors[[self._rows[keys[number]] for number in old]]
         if new:
             rows[new] = make([texts[number] for number in new])
-            self._keep([keys[number] for number in new], rows[new])
+            self._store([keys[number] for number in new], rows[new])
         self.found += len(old)
         return rows
 
-    def _keep(self, keys: list[bytes], rows: np.ndarray) -> None:
-        """Store vectors for later runs; failing to write them only costs time."""
-        for key, row in zip(keys, range(len(self._known), len(self._known) + len(keys)), strict=True):
-            self._places[key] = row
-        self._known = np.concatenate((self._known, rows))
-        order = sorted(self._places, key=self._places.__getitem__)
+    def _store(self, keys: list[bytes], rows: np.ndarray) -> None:
+        """Add vectors to the cache; a file that cannot be written is ignored."""
+        for key, row in zip(keys, range(len(self._vectors), len(self._vectors) + len(keys)), strict=True):
+            self._rows[key] = row
+        self._vectors = np.concatenate((self._vectors, rows))
+        order = sorted(self._rows, key=self._rows.__getitem__)
         ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY)
-        known = np.ascontiguousarray(self._known[[self._places[key] for key in order]]).view(np.uint8)
+        known = np.ascontiguousarray(self._vectors[[self._rows[key] for key in order]]).view(np.uint8)
         with suppress(OSError):
             write_checksummed(self._path, np.concatenate((ids, known), axis=1).tobytes())
 
@@ -207,13 +205,13 @@ def digest(text: str) -> bytes:
 
 
 def fingerprint(job: EmbedJob) -> str:
-    """Hash the model and the options that determine a vector."""
+    """Hash the model and the options that determine a vector: 32 hexadecimal digits."""
     o = job.options
-    told: list[Any] = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context]
-    found, size = hashlib.sha256(repr(told).encode()), Path(job.path).stat().st_size
+    options = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context]
+    hash, size = hashlib.sha256(repr(options).encode()), Path(job.path).stat().st_size
     with open(job.path, "rb") as file:
-        found.update(b"%d" % size + file.read(SAMPLE))
-        for place in range(1, 9):
-            file.seek(size * place // 9)
-            found.update(file.read(SAMPLE // 8))
-    return found.hexdigest()[:32]
+        hash.update(b"%d" % size + file.read(SAMPLE))
+        for part in range(1, 9):
+            file.seek(size * part // 9)
+            hash.update(file.read(SAMPLE // 8))
+    return hash.hexdigest()[:32]

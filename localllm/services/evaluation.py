@@ -1,13 +1,13 @@
-"""Evaluate models on questions with known answers. Implements `localllm eval`.
+"""Evaluates models on questions with known answers. Implements `localllm eval`.
 
-`map` answers, graders grade; shares have Wilson intervals, and two models on the same questions are compared by
-McNemar's test.
+`map` answers the questions and graders grade the answers. Accuracies have Wilson intervals; two models on the same
+questions are compared by McNemar's test.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -17,20 +17,20 @@ from localllm.services.map import Result
 from localllm.services.records import Record
 from localllm.services.tools import confined_python
 
-AT_ONCE = 2  # answers that are graded together: programs run in processes of their own
+AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
 
 
 class Questions:
     """Records with their graders.
 
     Attributes:
-        graders: by the record's id.
+        graders: the names of graders by the record's id.
     """
 
     def __init__(self, records: Sequence[Record], usual: str, name: str):
         """Check the records. Raises UsageError, which names the record.
 
-        usual: the grader of records that name none.  name: the file's.
+        usual: the grader of records that name none.  name: the file's name.
         """
         self.records, self.graders = records, dict[str | int, str]()
         for record in records:
@@ -48,22 +48,18 @@ class Questions:
             raise UsageError(f"the grader program cannot run here: {reason}")
 
     def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
-        """Return "" for each right answer, or why it is wrong, by id."""
+        """Return, by id, "" for each right answer, or why it is wrong."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            reasons = pool.map(lambda result: (result["id"], self._reason(result)), results)
-            return dict(reasons)
+            return dict(pool.map(self._grade, results))
 
-    def _reason(self, result: Result) -> str:
+    def _grade(self, result: Result) -> tuple[str | int, str]:
+        id, record = result["id"], result["input"]
+        assert isinstance(id, str | int) and isinstance(record, dict)  # as __init__ has checked
         if "error" in result:
-            return str(result["error"])
-        text = result["output"] if isinstance(result["output"], str) else as_json(result["output"])
-        return GRADERS[self.graders[result["id"]]](result["input"], text)
-
-
-def as_json(value: Any) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
+            return id, str(result["error"])
+        output = result["output"]
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        return id, GRADERS[self.graders[id]](record, text)
 
 
 @frozen
@@ -71,7 +67,7 @@ class Evaluation:
     """A model's answers, graded.
 
     Attributes:
-        model: as it was named.  reasons: by the question's id, "" for a right answer.
+        model: the name that the user gave.  reasons: by the question's id, "" for a right answer.
     """
 
     model: str
@@ -87,10 +83,10 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's interval at 95 %."""
+        """Return the accuracy's 95 % confidence interval (Wilson)."""
         return wilson_interval(self.correct, self.total)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the figures for JSON; shares are from 0 to 1."""
         return {
             "model": self.model, "correct": self.correct, "total": self.total,
@@ -101,7 +97,11 @@ class Evaluation:
 
 @frozen
 class Comparison:
-    """Two models on the questions that both answered: how many only one got right, and the p-value (McNemar)."""
+    """Two models on the questions that both answered.
+
+    Attributes:
+        only_first, only_second: questions that only this model got right.  p: the p-value of McNemar's test.
+    """
 
     first: str
     second: str

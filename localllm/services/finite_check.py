@@ -1,4 +1,4 @@
-"""Check that weights are finite."""
+"""Checks that weights are finite."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from localllm.kernels.dequantize_rows import Widener
 
 
 def dequantize_finite(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
-    """Return some rows as float32. Raises ModelError for a weight that is not finite."""
+    """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a weight that is not finite."""
     weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
@@ -17,10 +17,10 @@ def dequantize_finite(widener: Widener, tensor: SourceTensor, first: int, last: 
 
 
 def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
-    """Raise ModelError for the first weight that is NaN or infinite."""
-    places = np.argwhere(~np.isfinite(weights))
-    if len(places):
-        row, column = places[0]
+    """Raise ModelError for the first weight that is NaN or infinite; first: the number of weights' first row."""
+    positions = np.argwhere(~np.isfinite(weights))
+    if len(positions):
+        row, column = positions[0]
         value = weights[row, column]
         raise ModelError(
             f"tensor {printable(tensor.name)}: the weight in row {first + row}, column {column} is {value}"

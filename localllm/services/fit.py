@@ -1,10 +1,10 @@
-"""Estimate from a model's header whether it fits this computer and how fast it may be.
+"""Estimates from a model's header whether it fits into memory, and its speed. Implements `localllm fit`.
 
-Implements `localllm fit`. For a model on the Hugging Face hub, some megabytes are fetched and nothing is kept.
+For a model on the Hugging Face hub, only the header (some megabytes) is fetched, and nothing is stored.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
@@ -14,16 +14,52 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes
 from localllm.services.catalogue import HubReference, MissingError, resolve
-from localllm.services.inspect import is_reader, memory
+from localllm.services.inspect import MemoryRow, is_reader, memory
 from localllm.services.token_costs import MatrixCosts
 from localllm.system.memory import available_memory
 
-TYPES = ("f16", "q8_0", "q4_0")  # of caches, where no other is asked for
-# What a process needs besides weights and cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB while they
-# read 1024 tokens; wider ones have larger buffers.
+TYPES = ("f16", "q8_0", "q4_0")  # KV cache types that are shown by default
+# What a process needs in addition to weights and KV cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB
+# during a prefill of 1024 tokens; wider ones have larger buffers.
 WORKING = 300_000_000  # bytes
-# Of the memory's bandwidth, decode gets so much: 0.64 to 0.87, by format and processor (docs/models.md).
+# The share of the memory bandwidth that decode reaches: 0.64 to 0.87, by format and processor (docs/models.md).
 SHARE = 0.7
+
+
+class MemoryFit(TypedDict):
+    """A context length and a type of KV cache: the memory that they need, in bytes, and the expected speed."""
+
+    kv_type: str
+    context: int
+    cache_bytes: int
+    total_bytes: int
+    needed_bytes: int
+    fits: bool
+    tokens_per_s: float | None
+
+
+class FileFit(TypedDict):
+    """A model file and how it fits; longest: the longest context that fits, by type of KV cache."""
+
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    projector_bytes: int
+    weight_bytes_per_token: int
+    context: int
+    working_bytes: int
+    available_bytes: int
+    bandwidth_gbs: float
+    longest: dict[str, int]
+    rows: list[MemoryFit]
+
+
+class ModelFit(FileFit):
+    """A model by its name and how it fits; fetched_bytes: downloaded to find out."""
+
+    model: str
+    path: str
+    fetched_bytes: int
 
 
 def fit(
@@ -31,12 +67,12 @@ def fit(
     on_read: Callable[[str], None] = lambda what: None,
     context: int | None = None,
     kv_type: str | None = None,
-) -> dict[str, Any]:
+) -> ModelFit:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
-    It lists, for each context length and type of KV cache, the memory it needs, whether that is available, and the
-    expected tokens per second with a full context. on_read: called with what is being done.  context, kv_type: the only
-    ones, if given. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
+    The rows give, for each context length and type of KV cache, the memory that is needed, whether it is available, and
+    the expected tokens per second with a full context. on_read: called with a description of each step.  context,
+    kv_type: None for several. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
@@ -44,14 +80,13 @@ def fit(
     except MissingError as error:
         return describe_remote(error.reference, on_read, context, kinds)
     with GGUFFile.open(path, needed=()) as file:
-        return {"model": model, "path": path, "fetched_bytes": 0} | describe_file(
-            file, on_read, context, projector_bytes(path), kinds
-        )
+        facts = describe_file(file, on_read, context, projector_bytes(path), kinds)
+        return {"model": model, "path": path, "fetched_bytes": 0, **facts}
 
 
 def describe_remote(
     reference: HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
-) -> dict[str, Any]:
+) -> ModelFit:
     """Describe a model of the hub by its header."""
     from localllm.services.hub import Repository
     from localllm.services.pull import files_of, projectors_of, remote_model
@@ -62,7 +97,7 @@ def describe_remote(
     with remote_model(repository, files) as (model, fetched):
         projectors = sum(file.size for file in projectors_of(repository, files))
         facts = describe_file(model, on_read, context, projectors, kinds)
-        return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
+        return {"model": reference.text, "path": model.path, "fetched_bytes": fetched, **facts}
 
 
 def describe_file(
@@ -72,7 +107,7 @@ def describe_file(
     projector: int = 0,
     kinds: Sequence[str] = TYPES,
     bandwidth: float | None = None,
-) -> dict[str, Any]:
+) -> FileFit:
     """Describe a model file.
 
     projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: of the memory, in bytes per
@@ -88,9 +123,9 @@ def describe_file(
         on_read("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth()
     available, nbytes = available_memory(), file.nbytes + projector
-    kinds = kinds[:1] if is_reader(h) else kinds  # keys of texts are forgotten layer by layer
+    kinds = kinds[:1] if is_reader(h) else kinds  # embedding models keep no KV cache
     rows = [
-        row | {"kv_type": kind} | verdict(row, costs, available, None if is_reader(h) else bandwidth)
+        estimate(row, kind, costs, available, None if is_reader(h) else bandwidth)
         for kind in kinds
         for row in memory(h, nbytes, KVType.of(kind), h.context if is_reader(h) else context)
     ]
@@ -109,14 +144,14 @@ def describe_file(
     }
 
 
-def verdict(row: dict[str, int], costs: MatrixCosts, available: int, bandwidth: float | None) -> dict[str, Any]:
-    """Add to a row of `memory` whether it fits and its speed: each token reads all weights and cache.
+def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None) -> MemoryFit:
+    """Add to a row of `memory` whether it fits, and the speed: each token reads all weights and the KV cache.
 
-    bandwidth: None for a model that generates no text.
+    bandwidth: in bytes per second, None for a model that generates no text.
     """
     needed = row["total_bytes"] + WORKING
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
-    return {"needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
+    return {**row, "kv_type": kv_type, "needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
 
 
 def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:

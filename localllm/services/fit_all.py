@@ -1,12 +1,12 @@
-"""Rank the models that are here, and those that can be pulled, by speed, size and memory on this computer.
+"""Ranks local models and those that can be pulled by speed, size or memory. Implements `localllm fit --all`.
 
-Implements `localllm fit --all`. Nothing is fetched: of a model that is not here, models.toml says its size and weights,
-not its cache, which `localllm fit NAME` reads from its header.
+Nothing is fetched: models.toml has the size and weights of models that can be pulled, but not their KV cache, which
+`localllm fit NAME` reads from the header.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from localllm.arch import architecture
 from localllm.errors import LocalllmError
@@ -17,8 +17,24 @@ from localllm.services.fit import SHARE, WORKING, describe_file, measure_bandwid
 from localllm.services.found_models import find_models
 from localllm.system.memory import available_memory
 
+
+class FitRow(TypedDict, total=False):
+    """A model and how it fits; sizes in bytes. A file that cannot be read has a problem and no figures."""
+
+    name: Required[str]
+    here: Required[bool]
+    problem: str
+    parameters: int
+    weight_bytes: int
+    context: int
+    needed_bytes: int
+    cache_bytes: int | None
+    fits: bool
+    tokens_per_s: float | None
+
+
 CONTEXT = 4096  # tokens for which memory and speed are estimated, unless another number is asked for
-ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+ORDERS: dict[str, Callable[[FitRow], float]] = {
     "size": lambda row: -row["parameters"],
     "speed": lambda row: -(row["tokens_per_s"] or 0),
     "memory": lambda row: row["needed_bytes"],
@@ -32,18 +48,18 @@ def fit_all(
     kv_type: str = "f16",
     on_read: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Describe every model for JSON, those that fit first, in the order that a key of ORDERS names; sizes in bytes.
+    """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
 
-    A file that cannot be read has a problem instead of figures, and comes last.
+    Files that cannot be read come last.
     """
     on_read("measuring the memory's bandwidth")
     bandwidth, available = measure_bandwidth(), available_memory()
     rows = [describe_model_file(name, context, kv_type, bandwidth, on_read) for name in names_here()]
-    here = {row["name"] for row in rows}
+    local = {row["name"] for row in rows}
     rows += [
         describe_registry_model(model, bandwidth, available)
         for model in registry_models().values()
-        if model.name not in here
+        if model.name not in local
     ]
     key = ORDERS[order]
     rows.sort(key=lambda row: ("problem" in row, not row.get("fits"), 0 if "problem" in row else key(row)))
@@ -52,7 +68,7 @@ def fit_all(
 
 
 def names_here() -> Iterator[str]:
-    """Yield the names of the models that are here, also the built-in one and those of other programs."""
+    """Yield the names of local models, the built-in one and those of other programs included."""
     built_in = [model.name for model in registry_models().values() if not model.repository]
     on_disk = [model.name for model in models_on_disk() if model.is_whole]
     yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(shortest_name))])
@@ -60,8 +76,8 @@ def names_here() -> Iterator[str]:
 
 def describe_model_file(
     name: str, context: int, kv_type: str, bandwidth: float, on_read: Callable[[str], None]
-) -> dict[str, Any]:
-    """Describe a model by its file, for a context of that many tokens, or the model's own if that is shorter."""
+) -> FitRow:
+    """Describe a model by its file, for a context of `context` tokens, or the trained one if that is shorter."""
     on_read(f"reading the header of {name}")
     try:
         path = resolve(name)
@@ -71,13 +87,15 @@ def describe_model_file(
     except (LocalllmError, OSError) as error:
         return {"name": name, "here": True, "problem": str(error)}
     row = facts["rows"][-1]
-    picked = {key: row[key] for key in ("context", "needed_bytes", "cache_bytes", "fits", "tokens_per_s")}
-    picked |= {key: facts[key] for key in ("parameters", "weight_bytes")}
-    return {"name": name, "here": True, **picked}
+    return {
+        "name": name, "here": True, "parameters": facts["parameters"], "weight_bytes": facts["weight_bytes"],
+        "context": row["context"], "needed_bytes": row["needed_bytes"], "cache_bytes": row["cache_bytes"],
+        "fits": row["fits"], "tokens_per_s": row["tokens_per_s"],
+    }  # fmt: skip
 
 
-def describe_registry_model(model: Known, bandwidth: float, available: int) -> dict[str, Any]:
-    """Describe a model that can be pulled: memory and speed are those of an empty cache."""
+def describe_registry_model(model: Known, bandwidth: float, available: int) -> FitRow:
+    """Describe a model that can be pulled, with the memory and speed of an empty KV cache."""
     total, active = parameters_of(model.parameters)
     weights = model.megabytes * 1_000_000
     needed = weights + WORKING
@@ -89,6 +107,6 @@ def describe_registry_model(model: Known, bandwidth: float, available: int) -> d
 
 
 def parameters_of(text: str) -> tuple[float, float]:
-    """Return the weights that "30.5B (A 3.3B)" tells of, and those that a token uses."""
+    """Return the number of weights in a text such as "30.5B (A 3.3B)", and of those that a token uses."""
     numbers = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([KMBT])", text)]
     return numbers[0], numbers[-1]

@@ -1,7 +1,7 @@
-"""Find models that other programs have downloaded: Hugging Face's cache, LM Studio and Ollama. Nothing is written.
+"""Finds models that other programs have downloaded, and only reads them.
 
-    hf:OWNER/REPOSITORY:Q4_K_M   of Hugging Face's cache and of LM Studio's folder, as if it were pulled
-    ollama:llama3.2:3b           of Ollama's store, also without "ollama:"
+    hf:OWNER/REPOSITORY:Q4_K_M   in Hugging Face's cache or LM Studio's folder
+    ollama:llama3.2:3b           in Ollama's store; "ollama:" may be omitted
 
 Sources: huggingface_hub's guide to its cache; Ollama's manifests, as its registry serves them.
 """
@@ -10,19 +10,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from localllm.errors import ModelError
 from localllm.files.models_folder import ModelFile, list_files, model_files, size_of
 from localllm.frozen import frozen
 
-NameOf = Callable[[str, ModelFile, list[str]], str]  # of a repository, a model and all quantizations there
+NameOf = Callable[[str, ModelFile, list[str]], str]  # (repository, model, all quantizations there): a name
 HUGGING_FACE, LM_STUDIO, OLLAMA = "Hugging Face", "LM Studio", "Ollama"
 PREFIX = "ollama:"
-REGISTRY, LIBRARY = "registry.ollama.ai", "library"  # what Ollama's names leave out
+REGISTRY, LIBRARY = "registry.ollama.ai", "library"  # omitted in Ollama's names
 MODEL_LAYER = "application/vnd.ollama.image.model"
-MOST_MANIFEST = 1 << 20  # bytes; real ones have some hundred
+MOST_MANIFEST = 1 << 20  # bytes; real ones have some hundreds
 ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 
 
@@ -31,7 +30,7 @@ class FoundModel:
     """A model of another program.
 
     Attributes:
-        name: as commands accept it.  program: whose it is.  path: of its first file.  size: of all files, in bytes.
+        name: for commands.  program: the one that downloaded it.  path: of the first file.  size: of all, in bytes.
     """
 
     name: str
@@ -40,7 +39,7 @@ class FoundModel:
     size: int
     quantization: str = ""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the model for JSON."""
         return {
             "name": self.name,
@@ -55,15 +54,15 @@ def find_models(name_of: NameOf) -> list[FoundModel]:
     """List the models of all programs, by program and name; name_of: see catalogue.shortest_name."""
     hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
     ollama = [FoundModel(f"{PREFIX}{name}", OLLAMA, path, size_of(path)) for name, path in iter_ollama()]
-    found = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot's stay
+    found = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
     return [found[key] for key in sorted(found)]
 
 
 def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Sequence[str]]) -> str | None:
-    """Return the path of a model that another program has, None if none has it.
+    """Return the path of a model that another program has downloaded, None if there is none.
 
-    repository: what the name means on the hub, "" if it means nothing there.  select: returns the model's files among
-    those of the repository, or raises ModelError.
+    repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among those
+    of the repository, or raises ModelError.
     """
     for _, each, folder in repository_folders() if repository else ():
         if each.lower() == repository.lower():
@@ -77,7 +76,7 @@ def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Seq
 
 
 def repository_folders() -> Iterator[tuple[str, str, Path]]:
-    """Yield programs with a repository's name and the folder of its files."""
+    """Yield (program, repository's name, folder of its files)."""
     for folder in sorted_folders(hub_cache()):
         kind, _, name = folder.name.partition("--")
         if kind == "models" and name.count("--") == 1:
@@ -96,7 +95,7 @@ def hub_cache() -> Path:
 
 
 def snapshots(folder: Path) -> list[Path]:
-    """Return a repository's snapshots, that of the main branch first; links to files that are gone do not count."""
+    """Return the folders of a repository's snapshots, the main branch's first."""
     try:
         main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -105,7 +104,7 @@ def snapshots(folder: Path) -> list[Path]:
 
 
 def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf) -> Iterator[FoundModel]:
-    """Yield the whole models of a folder."""
+    """Yield the complete models of a folder."""
     models = model_files(name for name in list_files(folder) if (folder / name).is_file())
     for model in models:
         if model.is_whole:
@@ -115,7 +114,7 @@ def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf
 
 
 def iter_ollama() -> Iterator[tuple[str, Path]]:
-    """Yield the names of Ollama's models, with their files."""
+    """Yield the names of Ollama's models and the paths of their files."""
     chosen = os.environ.get("OLLAMA_MODELS")
     for store in map(Path, [chosen] if chosen else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]):
         for manifest in sorted(list_files(store / "manifests")):
@@ -126,7 +125,7 @@ def iter_ollama() -> Iterator[tuple[str, Path]]:
 
 
 def model_blob(store: Path, manifest: Path) -> Path | None:
-    """Return the file of a manifest's model, None if there is none."""
+    """Return the model file of a manifest, None if it has none or is damaged."""
     try:
         if size_of(manifest) > MOST_MANIFEST:
             return None

@@ -1,15 +1,15 @@
-"""Graders of `localllm eval`: whether an answer is right, by what its question's record says.
+"""The graders of `localllm eval`, which check an answer against its question's record.
 
-A grader takes the record and the answer's text, and returns "" for a right answer, or why it is wrong. Fields of a
+A grader takes the record and the answer's text, and returns "" for a right answer, or why it is wrong. The fields of a
 record, by grader:
 
-    exact    answer: a text, or a list of texts any of which is right; ignore_case
-    number   answer: a number, compared with the last one of the text; tolerance: how far it may be off
-    choice   answer: one of choices (by default A, B, C, D), the only one that the text names
-    regex    answer: a regular expression that occurs in the text
-    json     schema: that the text, or its only block of code, matches; answer: the value that it has to equal
-    program  test: Python that follows the program in the text, and fails if it is wrong; entry_point, prompt: a
-             function's name and the code that it begins with, as in HumanEval, whose test defines `check(function)`
+    exact    answer: the right text, or a list of right texts; ignore_case
+    number   answer: the right number, compared with the last number of the text; tolerance: absolute
+    choice   answer: the right one of choices (by default A, B, C, D); the text must name only this one
+    regex    answer: a regular expression that must match somewhere in the text
+    json     schema: JSON schema of the text, or of its only code block; answer: the right value
+    program  test: Python code that is run after the program in the text, and fails if that is wrong; entry_point and
+             prompt: a function's name and its beginning, as in HumanEval, whose tests define `check(function)`
 """
 
 import json
@@ -24,11 +24,11 @@ Record = dict[str, Any]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 BLOCK = re.compile(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 LETTERS = "A", "B", "C", "D"
-SHOWN = 60  # characters of a text that a reason quotes
+SHOWN = 60  # characters of a quoted text
 
 
 def grade_exact(record: Record, text: str) -> str:
-    """Compare without white space at both ends."""
+    """Compare the text with the answers, without white space at both ends."""
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     folded: Callable[[str], str] = str.casefold if record.get("ignore_case") else str
     if folded(text.strip()) in (folded(answer.strip()) for answer in answers):
@@ -37,7 +37,7 @@ def grade_exact(record: Record, text: str) -> str:
 
 
 def grade_number(record: Record, text: str) -> str:
-    """Compare the last number in the text; commas within it are left out."""
+    """Compare the last number in the text with the answer; commas are ignored."""
     numbers = NUMBER.findall(text)
     if not numbers:
         return "no number"
@@ -57,7 +57,7 @@ def number_of(record: Record) -> float:
 
 
 def grade_choice(record: Record, text: str) -> str:
-    """Find the only choice that the text is, or that it names as a whole word."""
+    """Compare the answer with the choice that the text equals, or the only one that it has as a whole word."""
     choices, bare = record.get("choices", LETTERS), text.strip().strip(".*()\"'").casefold()
     named = [choice for choice in choices if choice.casefold() == bare]
     if not named:
@@ -69,12 +69,12 @@ def grade_choice(record: Record, text: str) -> str:
 
 
 def grade_regex(record: Record, text: str) -> str:
-    """Search for the expression."""
+    """Search the text for the regular expression."""
     return "" if re.search(record["answer"], text) else f"no match in {text.strip()[:SHOWN]!r}"
 
 
 def grade_json(record: Record, text: str) -> str:
-    """Parse the text, or the only block of code in it; check its schema, and its value."""
+    """Parse the text, or its only code block, as JSON; check the schema and the value."""
     blocks = BLOCK.findall(text)
     try:
         value = json.loads(blocks[0] if len(blocks) == 1 else text)
@@ -87,7 +87,7 @@ def grade_json(record: Record, text: str) -> str:
     return ""
 
 
-def schema_error(schema: Any, value: Any) -> str:
+def schema_error(schema: object, value: object) -> str:
     """Return why a value does not match a schema, or "". Raises UsageError for an invalid schema."""
     try:
         import jsonschema
@@ -105,13 +105,16 @@ def schema_error(schema: Any, value: Any) -> str:
 
 
 def grade_program(record: Record, text: str) -> str:
-    """Run the program in a process that can harm nothing. Raises RuntimeError where there is none."""
+    """Run the program in a sandbox. Raises RuntimeError if there is none on this computer."""
     outcome = run_confined(program_of(record, text))
     return "" if outcome.passed else outcome.reason or "it fails"
 
 
 def program_of(record: Record, text: str) -> str:
-    """Return an answer's program and its test: the block of code with the function, or the prompt continued."""
+    """Return the program of an answer followed by its test.
+
+    With an entry_point, it is the code block that defines that function, or else the prompt and the first block.
+    """
     blocks = BLOCK.findall(text) or [text]
     if not (entry_point := record.get("entry_point")):
         return f"{blocks[0]}\n\n{record['test']}\n"
@@ -134,7 +137,7 @@ GRADERS: dict[str, Grader] = {
 
 
 def require_gradable(record: Record, usual: str) -> str:
-    """Return the name of a record's grader; usual: if it names none. Raises UsageError for missing or wrong fields."""
+    """Return the name of a record's grader, `usual` by default. Raises UsageError for missing or invalid fields."""
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
         raise UsageError(f'"grader" should be {", ".join([*GRADERS][:-1])} or program, not {name!r}')

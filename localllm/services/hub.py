@@ -1,30 +1,45 @@
-"""Access the Hugging Face hub: repositories, and downloads that resume after broken connections.
+"""Accesses the Hugging Face hub: repositories, and downloads that resume after broken connections.
 
 HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the proxy variables work as in all
-programs that use huggingface_hub, whose HTTP client this is; tokens are not sent to where the hub redirects. Its own
-download checks no checksums and keeps folders of its own next to the files: services.pull writes them instead.
+programs that use huggingface_hub, whose HTTP client is used here; it sends no tokens to redirected addresses. Its own
+download function verifies no checksums and adds folders next to the files, so services.pull writes the files instead.
 
 Importing huggingface_hub takes 0.2 s: only do it when the network is needed.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.frozen import frozen
 from localllm.services.proxies import require_known_proxies
 
-TRIES = 6  # in a row without a new byte, before it is given up
-FIRST_TRIES = 3  # to be told what there is: without a network, nobody wants to wait for long
-WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next try; doubled each time
-TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may be others soon
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+TRIES = 6  # attempts in a row without a new byte before a download fails
+FIRST_TRIES = 3  # attempts to list a repository: fewer, so that a missing network is reported soon
+WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next attempt; doubled each time
+TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another attempt
 CHECKSUM = re.compile("[0-9a-f]{64}")
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
-OnBreak = Callable[[str], None]  # told why there is another try
+OnBreak = Callable[[str], None]  # called with the reason before another attempt
+T = TypeVar("T")
+
+
+class Response(Protocol):
+    """The part of an HTTP response that is used; huggingface_hub's client differs by version."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def iter_raw(self) -> Iterator[bytes]: ...
 
 
 @frozen
@@ -56,8 +71,8 @@ class Repository:
     """A repository, pinned to its current commit.
 
     Attributes:
-        name: OWNER/REPOSITORY, and @REVISION, quoted as in an address, if it is not main.
-        files: those that it keeps as large files, by name.
+        name: OWNER/REPOSITORY, with @REVISION (percent-encoded) if that is not main.
+        files: its large files (Git LFS), by name.
     """
 
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
@@ -84,11 +99,11 @@ class Repository:
 
         try:
             timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-            found = HfApi().model_info(self._repository, revision=self._revision, files_metadata=True, timeout=timeout)
+            info = HfApi().model_info(self._repository, revision=self._revision, files_metadata=True, timeout=timeout)
             files = [
-                RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in found.siblings or () if file.lfs
+                RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in info.siblings or () if file.lfs
             ]
-            return found.sha or self._revision or "main", {file.name: file for file in files if file.is_plain}
+            return info.sha or self._revision or "main", {file.name: file for file in files if file.is_plain}
         except (HfHubHTTPError, HFValidationError):
             raise
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -96,8 +111,8 @@ class Repository:
                 f"{self.name}: {constants.ENDPOINT} does not respond like the Hugging Face hub"
             ) from None
 
-    def _patiently(self, action: Callable[[], Any]) -> Any:
-        """Call an action, and again after transient failures."""
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Call an action; repeat it after transient failures."""
         failures = 0
         while True:
             try:
@@ -112,11 +127,8 @@ class Repository:
         self._on_break(str(error))
         time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
 
-    def _explain(self, action: Callable[[], Any]) -> Any:
-        """Call an action and translate its errors.
-
-        Raises BrokenError, ModelError, LocalllmError.
-        """
+    def _explain(self, action: Callable[[], T]) -> T:
+        """Call an action and convert huggingface_hub's errors to BrokenError, ModelError and LocalllmError."""
         from huggingface_hub.errors import (  # type: ignore[attr-defined]
             HfHubHTTPError,
             HFValidationError,
@@ -138,8 +150,8 @@ class Repository:
         except HTTPError as error:
             raise BrokenError(f"the hub cannot be reached: {describe_failure(error)}") from None
 
-    def _refusal(self, error: Any) -> str:
-        """Explain why the hub refuses, and what to do."""
+    def _refusal(self, error: "HfHubHTTPError") -> str:
+        """Describe why the hub refuses a request, and what to do."""
         from huggingface_hub.errors import (
             GatedRepoError,
             RemoteEntryNotFoundError,
@@ -206,14 +218,14 @@ class Repository:
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
         with ExitStack() as stack:
 
-            def answered() -> Any:
+            def request() -> Response:
                 session, timeout = get_session(), constants.HF_HUB_DOWNLOAD_TIMEOUT
-                answer = stack.enter_context(session.stream("GET", url, headers=headers, timeout=timeout))
-                hf_raise_for_status(answer)
-                return answer
+                response = stack.enter_context(session.stream("GET", url, headers=headers, timeout=timeout))
+                hf_raise_for_status(response)
+                return response
 
-            answer = self._explain(answered)
-            skip, pieces = start - parse_first_byte(answer, file), answer.iter_raw()
+            response = self._explain(request)
+            skip, pieces = start - parse_first_byte(response, file), response.iter_raw()
             while start < end and (piece := self._explain(lambda: next(pieces, None))) is not None:
                 skipped = min(skip, len(piece))
                 skip -= skipped
@@ -229,10 +241,10 @@ def describe_failure(error: Exception) -> str:
     return "there is no network, or no computer of its name" if no_name else reason
 
 
-def parse_first_byte(answer: Any, file: RemoteFile) -> int:
+def parse_first_byte(response: Response, file: RemoteFile) -> int:
     """Return the offset at which a response begins. Raises ModelError if the file differs."""
-    match = RANGE.fullmatch(answer.headers.get("Content-Range", "")) if answer.status_code == 206 else None
-    total = match[2] if match else answer.headers.get("Content-Length", "*")
+    match = RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status_code == 206 else None
+    total = match[2] if match else response.headers.get("Content-Length", "*")
     if total not in ("*", str(file.size)):
         raise ModelError(f"{file.name}: the hub sent a file of {total} bytes instead of {file.size}")
     return int(match[1]) if match else 0

@@ -1,10 +1,10 @@
-"""Describe a model file without running it: Implements `localllm inspect`."""
+"""Describes a model file without running it. Implements `localllm inspect`."""
 
 import math
 import os
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -28,30 +28,38 @@ from localllm.services.quantization_info import describe_quantization
 from localllm.services.validate import Validity, check_validity, require_numbers
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
-SHORTEST = 2048  # tokens: where the table of memory needs begins
+SHORTEST = 2048  # tokens: the shortest context in the table of memory
+
+
+class MemoryRow(TypedDict):
+    """The memory of a context length, in bytes."""
+
+    context: int
+    cache_bytes: int
+    total_bytes: int
 
 
 def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
     """Describe a GGUF file for JSON; None for unknown facts. Sizes are in bytes.
 
-    Works for any readable file: `supported` says whether localllm can run it, `reason` why not, and `valid` is false
-    if that is the file's fault. With `check` every weight is read and the chat template compiled, `with_metadata` adds
-    all metadata. Raises ModelError for an unreadable file.
+    Works for any readable file: `supported` says whether localllm can run it, `reason` why not; `valid` is false if the
+    file is damaged. check: also read every weight and compile the chat template.  with_metadata: add all metadata.
+    Raises ModelError for an unreadable file.
     """
     with GGUFFile.open(path, needed=()) as file:
-        found = check_validity(file)
-        if check and found.is_valid:
-            found = check_thoroughly(file, found)
-        h, reason, metadata = found.hyperparameters, reason_of(file, found), file.metadata
-        sized = h or found.vision
+        validity = check_validity(file)
+        if check and validity.is_valid:
+            validity = check_thoroughly(file, validity)
+        h, reason, metadata = validity.hyperparameters, reason_of(file, validity), file.metadata
+        sized = h or validity.vision
         return {
             "path": file.path,
             "name": text(metadata.get("general.name")),
             "architecture": text(metadata.get("general.architecture")) or "unknown",
             "supported": reason is None,
             "reason": reason,
-            "valid": found.is_valid,
-            "warnings": file.oddities.lines() if found.is_valid else [],
+            "valid": validity.is_valid,
+            "warnings": file.oddities.lines() if validity.is_valid else [],
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
@@ -62,7 +70,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
             "reads": describe_reader(file, h),
-            "sees": describe_projector(found.vision),
+            "sees": describe_projector(validity.vision),
             "projector": describe_projector_of(file.path) if h else None,
             "guessing": describe_mtp(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
@@ -78,22 +86,22 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
         }
 
 
-def to_json(value: Any) -> Any:
-    """Convert metadata for JSON; NaN and infinity become strings."""
+def to_json(value: object) -> object:
+    """Convert metadata to JSON values; NaN and infinity become strings."""
     if isinstance(value, np.ndarray | list | tuple):
         return [to_json(each) for each in value]
     value = value.item() if isinstance(value, np.generic) else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def check_thoroughly(file: GGUFFile, found: Validity) -> Validity:
-    """Check the weights and the template, too."""
+def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
+    """Check also every weight and the chat template of a valid file."""
     try:
         require_numbers(file)
         require_template(file)
     except ModelError as error:
-        return Validity(found.hyperparameters, error)
-    return found
+        return Validity(validity.hyperparameters, error)
+    return validity
 
 
 def require_template(file: GGUFFile) -> None:
@@ -104,10 +112,10 @@ def require_template(file: GGUFFile) -> None:
         ChatTemplate(source)
 
 
-def reason_of(file: GGUFFile, found: Validity) -> str | None:
+def reason_of(file: GGUFFile, validity: Validity) -> str | None:
     """Return why a file cannot run, None if it can."""
-    if found.problem:
-        return str(found.problem).removeprefix(f"{file.path}: ")
+    if validity.problem:
+        return str(validity.problem).removeprefix(f"{file.path}: ")
     return None if file.tensors else "the file only contains a vocabulary"
 
 
@@ -122,40 +130,40 @@ def is_reader(h: Hyperparameters) -> bool:
 
 
 def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
-    """Describe the output for whole texts, for example "scores"; None if there is none."""
+    """Describe the output of an embedding model or reranker, such as "scores"; None for other models."""
     if h is None:
         return None
     kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
 
 
-def describe_projector(vision: Vision | None) -> dict[str, Any] | None:
-    """Describe a projector: its output rows, and the largest image's; None for other files."""
+def describe_projector(vision: Vision | None) -> dict[str, object] | None:
+    """Describe a vision projector: sides of image and patch in pixels, width of the output; None for other files."""
     if vision is None:
         return None
     return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
 
 
-def describe_projector_of(path: str) -> dict[str, Any] | None:
-    """Describe a model's projector, if there is one."""
+def describe_projector_of(path: str) -> dict[str, object] | None:
+    """Describe the projector file next to a model, None if there is none."""
     try:
-        found = find_projector(path)
-        return {"path": found, "bytes": os.stat(found).st_size}
+        projector = find_projector(path)
+        return {"path": projector, "bytes": os.stat(projector).st_size}
     except (UsageError, OSError):
         return None
 
 
-def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
+def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
     """Describe the multi-token prediction layers: number, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
-    there = [[weight.tensor for weight in block] for block in blocks if block]
-    has_layer = bool(there) and h is not None and has_guessing_layer(weights, h)
+    mtp = [[weight.tensor for weight in block] for block in blocks if block]
+    has_layer = bool(mtp) and h is not None and has_guessing_layer(weights, h)
     is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
-    return {"layers": len(there), "bytes": sum(one.nbytes for block in there for one in block), "used": is_used}
+    return {"layers": len(mtp), "bytes": sum(one.nbytes for block in mtp for one in block), "used": is_used}
 
 
-def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:
     """Describe the tokenizer and its number of tokens."""
     kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
@@ -166,24 +174,24 @@ def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     """Count tensors, weights and bytes by format, largest first."""
-    found: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, int]] = {}
     for tensor in file.tensors.values():
-        row = found.setdefault(tensor.format.name, {"tensors": 0, "parameters": 0, "bytes": 0})
+        row = rows.setdefault(tensor.format.name, {"tensors": 0, "parameters": 0, "bytes": 0})
         row["tensors"] += 1
         row["parameters"] += prod(tensor.shape)
         row["bytes"] += tensor.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+    return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[dict[str, int]]:
-    """List the memory for weights and KV cache by context length.
+def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[MemoryRow]:
+    """List the memory of weights and KV cache by context length.
 
-    Lengths double up to the model's context; context: the only one.
+    context: the only length; None for lengths that double up to the trained context.
     """
     lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
     caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 
-def text(value: Any) -> str | None:
+def text(value: object) -> str | None:
     return value if isinstance(value, str) else None

@@ -1,8 +1,8 @@
-"""Confidence intervals of shares, and a test of two that were measured on the same questions."""
+"""Confidence intervals of proportions, and McNemar's test of two proportions on the same questions."""
 
 from math import comb, sqrt
 
-Z = 1.95996398454  # of the normal distribution's middle 95 %
+Z = 1.95996398454  # the 97.5th percentile of the normal distribution
 
 
 def wilson_interval(count: int, total: int) -> tuple[float, float]:
@@ -15,10 +15,10 @@ def wilson_interval(count: int, total: int) -> tuple[float, float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p-value that two shares on the same questions are equal (McNemar 1947).
+    """Return the exact two-sided p-value of the hypothesis that both models are equally good (McNemar 1947).
 
-    only_first, only_second: questions that one answered right and the other did not. Under equality each falls on
-    either side like a fair coin.
+    only_first, only_second: number of questions that only this model answered right; under the hypothesis, each of them
+    is a toss of a fair coin.
     """
     total, least = only_first + only_second, min(only_first, only_second)
     return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / (1 << total))

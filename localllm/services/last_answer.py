@@ -1,6 +1,6 @@
-"""The latest question of `localllm run` and its answer, in the user's state folder, for --continue.
+"""Saves the latest conversation of `localllm run` in the user's state folder, for --continue.
 
-The file is a session (see sessions.py, which is not imported to write it) without a name. Every answer replaces it.
+The file has the layout of a session (see sessions.py, which is not imported to write it). Every answer replaces it.
 """
 
 import json
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
 from localllm.files.folders import make_private, state_folder
@@ -17,23 +17,26 @@ from localllm.system.files import replace
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.generation.generate import Generation
+    from localllm.services.remote.model import RemoteGeneration, RemoteModel
+    from localllm.text.marker_escaping import Message
 
-MOST_BYTES = 16 << 20  # of a conversation that is kept
-VERSION = 1  # of sessions.py
-AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins with
+MOST_BYTES = 16 << 20  # longer conversations are not saved
+VERSION = 1  # of sessions' layout
+AT_ENDPOINT = "endpoint "  # prefix of the fingerprint of a server's model
 
 
 def path() -> Path:
     return state_folder() / "last-answer.jsonl"
 
 
-def keep(model: "Model", messages: Sequence[dict[str, Any]]) -> None:
-    """Replace the file; does nothing where it cannot be written. It is not synced: it is a convenience."""
+def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> None:
+    """Replace the file, unsynced; do nothing if it cannot be written, or if a message's content is not text."""
     if not all(isinstance(message.get("content"), str) for message in messages):
         return
-    place = os.path.abspath(model.path) if model.file else model.path
+    location = os.path.abspath(model.path) if model.file else model.path
     fingerprint = "" if model.file else f"{AT_ENDPOINT}{model.name}"
-    about = {"name": model.name or os.path.basename(place), "path": place, "fingerprint": fingerprint}
+    about = {"name": model.name or os.path.basename(location), "path": location, "fingerprint": fingerprint}
     header = {"session": VERSION, "created": time.strftime("%Y-%m-%d %H:%M"), "model": about, "settings": {}}
     data = b"".join(json.dumps(line).encode() + b"\n" for line in (header, *messages))
     target = path()
@@ -48,18 +51,21 @@ def keep(model: "Model", messages: Sequence[dict[str, Any]]) -> None:
         replace(str(own), str(target))
 
 
-def turn(asked: Sequence[dict[str, Any]], between: Sequence[dict[str, Any]], answer: Any) -> list[dict[str, Any]]:
-    """Return the messages of a conversation with its answer, as a file of it has them.
+def with_answer(
+    question: "Sequence[Message]", between: "Sequence[Message]", answer: "Generation | RemoteGeneration"
+) -> "list[Message]":
+    """Return the messages of a conversation with its answer, as a session stores them.
 
-    between: tool calls and their results.  Images that are no files are left out.
+    between: tool calls and their results. Images that are no files are left out.
     """
-    used = answer.prompt_tokens + answer.completion_tokens
-    last = {**answer.message(), "finish": answer.finish_reason, "tokens": used}
-    return [with_paths(message) for message in (*asked, *between, last)]
+    tokens = answer.prompt_tokens + answer.completion_tokens
+    last = {**answer.message(), "finish": answer.finish_reason, "tokens": tokens}
+    return [with_paths(message) for message in (*question, *between, last)]
 
 
-def with_paths(message: dict[str, Any]) -> dict[str, Any]:
+def with_paths(message: "Message") -> "Message":
     """Return a message with absolute paths of images."""
-    if "images" not in message:
+    images = message.get("images")
+    if not isinstance(images, Sequence):
         return message
-    return {**message, "images": [os.path.abspath(each) for each in message["images"] if isinstance(each, str)]}
+    return {**message, "images": [os.path.abspath(each) for each in images if isinstance(each, str)]}

@@ -1,7 +1,7 @@
-"""Group lines that differ in times, ids and numbers only, as a log's do, so that a few of each group are read.
+"""Groups lines that differ only in times, ids and numbers, as in logs, so that only a few of each group are read.
 
-Parsers of logs (Drain: He et al., ICWS 2017) mask words, too; here words stay, since a fault may be one. So do numbers
-that are few, that stand out, or that the question names.
+Log parsers (Drain: He et al., ICWS 2017) mask words, too; here words are kept, since a word may be the fault. Numbers
+are kept if they have few values, are outliers, or are in the question.
 """
 
 import re
@@ -23,17 +23,17 @@ VARIABLE = re.compile(
     re.IGNORECASE,
 )
 HAS_DIGIT = re.compile(r"[\w.:/-]*\d[\w.:/-]*\w|\d")
-FEW = 8  # values of a field up to which each is read
+FEW = 8  # a number with at most this many different values is kept
 FENCE = 3.0  # interquartile ranges beyond the quartiles: Tukey's "far out"
-EXTREME = 8  # most values far out, on each side, of a field
-MANY = 8  # lines of a template from which those with its smallest and largest numbers are read, too
+EXTREME = 8  # most outliers of a number on each side
+MANY = 8  # in templates of at least this many lines, those with the smallest and largest numbers are samples
 
 
 class Template(NamedTuple):
-    """Lines that are the same but for times, ids and numbers.
+    """Lines that are equal except for times, ids and numbers.
 
     Attributes:
-        lines: their numbers.  samples: the numbers of those that stand for them, the first line among them.
+        lines: their line numbers.  samples: the line numbers of those that represent them, the first among them.
     """
 
     lines: list[int]
@@ -41,18 +41,18 @@ class Template(NamedTuple):
 
 
 def templates_of(lines: Sequence[str], question: str = "") -> list[Template]:
-    """Group lines by template, each line in one; question: what it names is never masked."""
+    """Group lines by template; times, ids and numbers that are in the question are not masked."""
     named = {*HAS_DIGIT.findall(question)}
     shapes = defaultdict[str, list[tuple[int, tuple[str, ...]]]](list)
     for number, line in enumerate(lines):
         shape, values = mask(line, named)
         shapes[shape].append((number, values))
-    templates = [each for shape, members in shapes.items() for each in divided(members)]
+    templates = [each for shape, members in shapes.items() for each in split_by_numbers(members)]
     return sorted(templates, key=lambda template: template.lines[0])
 
 
 def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
-    """Return a line without its variable parts, and its numbers; one without words is not masked."""
+    """Mask a line's times, ids and numbers; return it and the numbers. A line without words is not masked."""
     numbers = list[str]()
 
     def replaced(match: re.Match[str]) -> str:
@@ -67,13 +67,13 @@ def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
     return (shape, tuple(numbers)) if has_words else (line, ())
 
 
-def divided(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
-    """Yield lines of one shape as templates, by the values of their numbers that are to be read."""
+def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
+    """Split lines of one shape into templates by the values of numbers that are kept."""
     fields = [*zip(*(values for _, values in members), strict=True)]
-    shown = [values_to_show(field) for field in fields]
+    kept = [values_to_keep(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
     for number, values in members:
-        key = tuple(value if value in some else None for value, some in zip(values, shown, strict=True))
+        key = tuple(value if value in some else None for value, some in zip(values, kept, strict=True))
         groups[key].append((number, values))
     for key, some in groups.items():
         samples = {some[0][0]}
@@ -82,24 +82,24 @@ def divided(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template
         yield Template([number for number, _ in some], sorted(samples))
 
 
-def values_to_show(field: Sequence[str]) -> set[str]:
-    """Return the values of a number at one place of a template that are read by themselves: few, or far out."""
+def values_to_keep(field: Sequence[str]) -> set[str]:
+    """Return the values of a number in a template that are kept: all if they are few, else outliers."""
     counts = Counter(field)
     if len(counts) <= FEW:
         return {*counts}
-    below, above = far_out([float(value) for value in field], float)
-    low, high = far_out([log1p(float(value)) for value in field], lambda value: log1p(float(value)))
+    below, above = outlier_tests([float(value) for value in field], float)
+    low, high = outlier_tests([log1p(float(value)) for value in field], lambda value: log1p(float(value)))
     ordered = sorted(counts, key=float)
     smallest = [value for value in ordered if below(value) and low(value)][:EXTREME]
     largest = [value for value in ordered if above(value) and high(value)][-EXTREME:]
     return {*smallest, *largest}
 
 
-def far_out(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
-    """Return whether a value is far below, and whether it is far above the quartiles of some numbers.
+def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
+    """Return two predicates of a value: far below, and far above the quartiles of some numbers.
 
-    scale: makes a number of a value. Amounts that are spread evenly are skewed as logarithms, times are without: what
-    stands out does so on both scales.
+    scale: converts a value to a number. Callers test on a linear and a logarithmic scale, and count a value that is an
+    outlier on both: evenly spread amounts are skewed as logarithms, durations are skewed without.
     """
     low, _, high = quantiles(numbers, n=4)
     reach = FENCE * (high - low)
@@ -107,7 +107,7 @@ def far_out(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Ca
 
 
 def without_time(line: str) -> str:
-    """Return a line without the time that it begins with: many tokens, which tell it from no other one."""
+    """Return a line without a leading time, which is many tokens and does not help to score it."""
     match = VARIABLE.match(line)
     rest = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""
     return rest if any(letter.isalpha() for letter in rest) else line

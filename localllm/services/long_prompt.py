@@ -1,10 +1,10 @@
-"""Prompts that exceed the context: cut by lines, or asked part by part.
+"""Fits prompts that exceed the context: truncates them by lines, or answers them part by part.
 
-A prompt is material (files, stdin) followed by a question; the question stays whole.
+A prompt is material (files, stdin) followed by a question; the question is never truncated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import ContextError
 from localllm.files.jsonl_file import JsonlFile, json_line
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 CUTS = ("head", "tail", "middle")
 CHUNKS = "chunks"
 RELEVANT = "relevant"  # see relevant_lines
-ANSWER = 8  # the part of the context, as 1/ANSWER, that stays free for an answer without a limit
-PART, LEAST = 4096, 64  # the most tokens of a part, and the fewest that are worth asking
-PART_ANSWER = 400  # tokens of a part's answer, unless the user says otherwise
-NOTHING = "NOTHING"  # what a part answers that has nothing to say
+ANSWER = 8  # 1/ANSWER of the context stays free for an answer without a limit
+PART, LEAST = 4096, 64  # most tokens of a part, and fewest
+PART_ANSWER = 400  # most tokens of a part's answer, unless the user sets another number
+NOTHING = "NOTHING"  # the answer of an irrelevant part
 OF_PART = (
     "This is part {number} of {count} of a longer text:\n\n{part}\n\n{question}\n\n"
     f"Answer from this part alone. If it says nothing about that, write only the word {NOTHING}."
@@ -35,10 +35,10 @@ OF_ANSWERS = (
 
 @frozen
 class Room:
-    """Measure how much of a prompt fits.
+    """The space for material in the context.
 
     Attributes:
-        tokens: for material, without the question.  count: counts a text's.
+        tokens: for material, in addition to the question.  count: counts a text's tokens.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class Room:
 
     @classmethod
     def of(cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool) -> "Room":
-        """Measure a model's context. Raises ContextError if the question leaves no room."""
+        """Measure what a question and its answer leave of a model's context. Raises ContextError if nothing."""
         count = model.session.count
         if raw:
             taken = count(question) + 2
@@ -60,27 +60,27 @@ class Room:
         return cls(room, count)
 
     def fits(self, text: str) -> bool:
-        """Return whether a text fits; only one that may is counted."""
+        """Return whether a text fits; tokens are counted only if its length allows that."""
         return len(text) <= 16 * self.tokens and self.count(text) <= self.tokens
 
 
 def cut(material: str, how: str, room: Room) -> tuple[str, str]:
-    """Cut a text to the lines that fit, and return it with a note.
+    """Truncate a text to the lines that fit; return it and a note for the user.
 
-    how: one of CUTS: what is kept, or for "middle" what is left out.
+    how: keep the "head" or "tail", or remove the "middle".
     """
     lines = material.splitlines(keepends=True)
     head = tail = 0
     left = room.tokens - 24  # for the mark in the middle
     if how != "tail":
-        head, left_of_head = fitting(lines, left // 2 if how == "middle" else left, room.count)
+        head, left_of_head = count_fitting(lines, left // 2 if how == "middle" else left, room.count)
         left = left - left // 2 + left_of_head if how == "middle" else left
     if how != "head":
-        tail, _ = fitting(
+        tail, _ = count_fitting(
             lines[: head - 1 if head else None : -1] if how == "middle" else lines[::-1], left, room.count
         )
     if not (head or tail):
-        part = room.tokens  # one line that is too long: at least a byte is a token
+        part = room.tokens  # one line that is too long; a token is at least a byte
         kept = material[-part:] if how == "tail" else material[:part]
         return kept, f"reads {len(kept)} of {len(material)} characters"
     gap = len(lines) - head - tail
@@ -89,8 +89,8 @@ def cut(material: str, how: str, room: Room) -> tuple[str, str]:
     return text.removesuffix("\n"), f"reads {head + tail} of {len(lines)} lines"
 
 
-def fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tuple[int, int]:
-    """Return how many of the first lines fit, and the tokens that are left."""
+def count_fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tuple[int, int]:
+    """Return how many of the first lines fit, and the tokens that remain of `room`."""
     for number, line in enumerate(lines):
         tokens = count(line) + 1
         if tokens > room:
@@ -100,7 +100,7 @@ def fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tup
 
 
 def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Yield a text in parts of at most `count` tokens, by lines; longer lines are cut."""
+    """Split a text at lines into parts of at most `room` tokens; longer lines are split, too."""
     part, left = list[str](), room
     for line in pieces_of(material, room, count):
         tokens = count(line) + 1
@@ -114,7 +114,7 @@ def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[
 
 
 def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Yield the lines of a text; longer ones in pieces of half as many characters as there is room for tokens."""
+    """Yield the lines of a text; lines of more than `room` tokens in pieces of room / 2 characters."""
     for line in material.splitlines(keepends=True):
         if len(line) < room or count(line) < room:
             yield line
@@ -123,7 +123,7 @@ def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator
 
 
 class PartAnswers:
-    """Asks a question of all parts of a long text concurrently; a later start resumes from the saved answers."""
+    """Answers a question from each part of a long text, in a batch; saved answers are reused by later runs."""
 
     def __init__(
         self,
@@ -132,11 +132,12 @@ class PartAnswers:
         system: str | None,
         options: "GenerationOptions",
         path: Callable[[str], str],
-        show: Callable[[int, int], Any],
+        show: Callable[[int, int], object],
     ):
         """Set up the question.
 
-        path: returns the file of answers by a hash.  show: called with the number of finished parts, and of all.
+        path: returns the path of the answers' file by a hash.  show: called with the number of finished parts, and of
+        all.
         """
         from dataclasses import replace
 
@@ -148,18 +149,20 @@ class PartAnswers:
         self.files = list[str]()
 
     def combined(self, parts: Sequence[str]) -> str:
-        """Return the answers of the parts that have something to say, one paragraph each."""
+        """Return the answers from the relevant parts, a paragraph each."""
         records = [
             Record(
                 number, OF_PART.format(number=number, count=len(parts), part=part.strip("\n"), question=self._question)
             )
             for number, part in enumerate(parts, 1)
         ]
-        said = self._answers(records)
-        useful = [text for text in (said[record.id] for record in records) if text.strip(" .*\n\"'").upper() != NOTHING]
+        answers = self._answers(records)
+        useful = [
+            text for text in (answers[record.id] for record in records) if text.strip(" .*\n\"'").upper() != NOTHING
+        ]
         return "\n\n".join(text.strip() for text in useful) or "The text says nothing about that."
 
-    def _answers(self, records: list[Record]) -> dict[Any, str]:
+    def _answers(self, records: list[Record]) -> dict[object, str]:
         """Return the answers by record. Raises LocalllmError for the first part that fails."""
         from localllm.services.map import MapJob, Mapping, select_unfinished
 
@@ -175,23 +178,23 @@ class PartAnswers:
                 if "error" in result:
                     raise ContextError(f"part {record.id} of {len(records)}: {result['error']}")
                 out.write(json_line({"id": record.id, "output": result["output"]}))
-                done[record.id] = result["output"]
+                done[record.id] = str(result["output"])
                 self._show(len(done), len(records))
         return done
 
 
 def condense(material: str, question: str, room: Room, answers: PartAnswers) -> str:
-    """Return a prompt that asks the question of the parts' answers, in as many rounds as it takes.
+    """Return a prompt with the question and the parts' answers, which are condensed in further rounds until they fit.
 
     Raises ContextError if the answers do not get shorter.
     """
     size = max(LEAST, min(room.tokens - room.count(OF_PART), PART))
     while True:
         parts = [*parts_of(material, size, room.count)]
-        said = answers.combined(parts)
-        prompt = OF_ANSWERS.format(answers=said, question=question)
+        combined = answers.combined(parts)
+        prompt = OF_ANSWERS.format(answers=combined, question=question)
         if room.fits(prompt):
             return prompt
-        if len(said) > 0.9 * len(material):
+        if len(combined) > 0.9 * len(material):
             raise ContextError("the answers of the parts are as long as the text: set -n to limit them")
-        material = said
+        material = combined

@@ -1,4 +1,4 @@
-"""Answer many prompts with a model: records in, records out. Implements `localllm map`."""
+"""Answers many prompts with a model: records in, results out. Implements `localllm map`."""
 
 import json
 import os
@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from localllm.errors import CutError, LocalllmError, UsageError
 from localllm.files.provenance import BEGINNING, digest
 from localllm.frozen import frozen
 from localllm.services.record_stream import RecordStream
-from localllm.services.records import Prompts, Record
+from localllm.services.records import Asked, Prompts, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from localllm.generation.request import Completion, Request
     from localllm.generation.scheduler import Scheduler
 
-Result = dict[str, Any]
+Result = dict[str, object]  # a line of the output
+T = TypeVar("T")
 
 
 @frozen
 class MapJob:
-    """The work: the model, how to open it (see api.open_model), and the requests' options.
+    """A job: the model, how to open it (see api.open_model), and the requests' options.
 
     Attributes:
-        choices: answers of which each record gets the likeliest; () to generate one.
-        json_as_text: whether answers by a schema stay texts.
+        choices: each record gets the likeliest of these answers; () to generate one.
+        json_as_text: whether answers with a schema stay text instead of parsed JSON.
         n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one next to the model.
     """
 
@@ -53,7 +54,7 @@ class MapJob:
             raise UsageError(f"n should be 1 or above, not {self.n}")
 
     def digests(self, model: str) -> dict[str, str]:
-        """Return hashes by name of what answers depend on: the model, which is a file or a server's URL, and the rest.
+        """Return hashes, by name, of everything that answers depend on; model: a file's path or a server's URL.
 
         A file is identified by its name, size and first bytes.
         """
@@ -61,7 +62,7 @@ class MapJob:
         if os.path.isfile(model):
             with open(model, "rb") as file:
                 beginning, size = file.read(BEGINNING), os.fstat(file.fileno()).st_size
-        options = replace(self.options, on_progress=None, speculate="auto")  # which change no answer
+        options = replace(self.options, on_progress=None, speculate="auto")  # they do not change answers
         parts = {
             "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj),
             "prompt": (self.prompts, self.choices),
@@ -74,18 +75,18 @@ class Mapping:
     """Answers records with a model; iterate over it for the results in order of completion.
 
     Attributes:
-        written: tokens of answers so far.  done: records that are finished.
+        written: tokens generated so far.  done: number of finished records.
     """
 
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """Prepare the requests; model: the job's, open.  on_turn: called after every step."""
+        """Prepare the requests; model: the job's, opened.  on_turn: called after every step."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
         model.session.validate_combination(job.options)
-        requests = filter(None, map(self._request, records))  # which may stop and go on, as no generator can
+        requests = filter(None, map(self._request, records))  # not a generator, since records may stop and resume
         self._batch: Scheduler = model.batch(requests, precise=job.precise)
         if isinstance(records, RecordStream):
             records.may_wait = lambda: not (self._batch.running or self._failed)
@@ -95,7 +96,7 @@ class Mapping:
         return self._batch.written
 
     def _request(self, record: Record) -> "Request | None":
-        """Make the request of a record; None if it failed."""
+        """Convert a record to a request; return None if that fails."""
         job = self._job
         try:
             return self._model.session.request(job.prompts(record), job.options, job.n, record)
@@ -116,7 +117,7 @@ class Mapping:
                     return
 
     def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
-        """Report finished requests, and records that failed before they became requests."""
+        """Return the results of finished requests, and of records that failed before they became requests."""
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
         as_text = self._job.json_as_text
@@ -134,7 +135,7 @@ class ChoiceMapping:
     """Answers records with the likeliest of the job's choices, several in a batch.
 
     Attributes:
-        written: tokens of answers, 0.  done: records that are finished.
+        written: 0, no tokens are generated.  done: number of finished records.
     """
 
     written = 0
@@ -142,7 +143,7 @@ class ChoiceMapping:
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """Prepare the records, see Mapping."""
+        """Prepare the records; parameters as of Mapping."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._is_stopped, self.done = False, 0
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
@@ -156,7 +157,7 @@ class ChoiceMapping:
         while self._failed:
             yield self._report(*self._failed.popleft())
 
-    def _prompts(self) -> Iterator[Any]:
+    def _prompts(self) -> Iterator[Asked]:
         for record in self._records:
             if self._is_stopped:
                 return
@@ -194,7 +195,7 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
 def result(request: "Request", json_as_text: bool = False) -> Result:
     """Build the result of an answered record: an error if the answer was cut off within its required format.
 
-    json_as_text: an answer by a schema is not parsed.
+    json_as_text: do not parse an answer with a schema.
     """
     constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
@@ -203,8 +204,8 @@ def result(request: "Request", json_as_text: bool = False) -> Result:
     return success(request, json_as_text)
 
 
-def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> Any:
-    """Return an answer as a result has it: by a schema, as JSON; a text otherwise, and if that is asked for."""
+def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> object:
+    """Return an answer with a schema as parsed JSON, unless json_as_text, and any other answer as text."""
     if json_as_text or options.constraint is None or options.constraint.kind != "schema":
         return text
     with suppress(ValueError, RecursionError):
@@ -213,23 +214,23 @@ def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> An
 
 
 def success(request: "Request", json_as_text: bool = False) -> Result:
-    """Build the result of a record; several answers are lists, best first."""
+    """Build the result of a record; its values are lists, best first, if there are several answers."""
 
-    def collect(value: "Callable[[Completion], Any]") -> Any:
+    def per_answer(value: "Callable[[Completion], T]") -> T | list[T]:
         values = [value(answer) for answer in request.answers]
         return values if request.n > 1 else values[0]
 
     return {
         "id": request.key.id,
-        "output": collect(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
+        "output": per_answer(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
         **(
-            {"thinking": collect(lambda answer: answer.thinking)}
+            {"thinking": per_answer(lambda answer: answer.thinking)}
             if any(one.thinking for one in request.answers)
             else {}
         ),
-        "finish_reason": collect(lambda answer: answer.finish_reason),
+        "finish_reason": per_answer(lambda answer: answer.finish_reason),
         "prompt_tokens": len(request.prompt),
-        "completion_tokens": collect(lambda answer: len(answer.tokens)),
+        "completion_tokens": per_answer(lambda answer: len(answer.tokens)),
         "input": request.key.input,
     }
 
@@ -242,34 +243,32 @@ def failure(record: Record, error: LocalllmError) -> Result:
 def in_order(
     results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
 ) -> Iterator[tuple[Record, Result]]:
-    """Sort results into the order of the records; on interruption, those that are still waiting come last.
+    """Yield results in the order of the records; on interruption, those that wait for earlier ones come last.
 
-    records: in a deque they are taken out of it, and more may come.
+    records: a deque is emptied on the way, and may be extended meanwhile.
     """
-    held: dict[int, tuple[Record, Result]] = {}
+    waiting: dict[int, tuple[Record, Result]] = {}
     order = records if isinstance(records, deque) else deque(records)
     try:
         for record, result in results:
-            held[id(record)] = record, result
-            while order and id(order[0]) in held:
-                yield held.pop(id(order.popleft()))
+            waiting[id(record)] = record, result
+            while order and id(order[0]) in waiting:
+                yield waiting.pop(id(order.popleft()))
     except (Exception, KeyboardInterrupt):
-        yield from held.values()
+        yield from waiting.values()
         raise
-    yield from held.values()
+    yield from waiting.values()
 
 
-def belonging(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
-    """Return a predicate: whether a result of an existing output is kept: errors are tried again.
+def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
+    """Return a predicate for results of an existing output: whether to keep it; errors are tried again.
 
-    records: None if they are not known yet.
-
-    It raises UsageError for a result of none of these records: the output then belongs to another input, and must not
-    be overwritten.
+    records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result of none
+    of these records: the output belongs to another input, and must not be overwritten.
     """
     inputs = {record.id: record.input for record in records or ()}
 
-    def stays(result: Result) -> bool:
+    def is_kept(result: Result) -> bool:
         if records is None:
             return "error" not in result
         if result["id"] not in inputs:
@@ -278,7 +277,7 @@ def belonging(records: list[Record] | None, name: str) -> Callable[[Result], boo
             raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another output file")
         return "error" not in result
 
-    return stays
+    return is_kept
 
 
 def select_unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
@@ -288,7 +287,7 @@ def select_unfinished(records: list[Record], known: Iterable[Result]) -> list[Re
 
 
 def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
-    """Sort records by the length of their prompts; those that fail come first."""
+    """Sort records by the length of their prompts; those without a valid prompt come first."""
 
     def length(record: Record) -> int:
         try:

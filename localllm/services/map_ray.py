@@ -1,8 +1,7 @@
-"""Run `localllm map` on a cluster: Ray Data hands records to actors, one per node.
+"""Runs `localllm map` on a cluster: Ray Data distributes records to actors, one per node.
 
-Ray starts the actors, distributes work, repeats what a lost node was doing, and collects the results. The model file
-has to exist under the same path on every node, and localllm has to be installed; the file is mapped, so actors on one
-node share its memory.
+Ray starts the actors, repeats the work of lost nodes, and collects the results. The model file must have the same path
+on every node, and localllm must be installed there. The file is mapped, so actors on one node share its memory.
 """
 
 import json
@@ -10,14 +9,17 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.map import MapJob, Mapping, Result
 from localllm.services.records import Record
 
-MOST = 64  # records that an actor gets at a time: they end together, and a lost node has lost them
-LEAST = 16
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST = 64  # most records of a batch for an actor; a lost node loses the batch it works on
+LEAST = 16  # fewest, except at the end
 
 
 class Actor:
@@ -31,30 +33,30 @@ class Actor:
             job.path, job.threads, job.context, job.kv_type, chat_template=job.chat_template, mmproj=job.mmproj
         )
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Answer a batch of numbers and JSON records; return numbers and JSON results."""
+    def __call__(self, batch: "dict[str, np.ndarray]") -> dict[str, list[int] | list[str]]:
+        """Answer a batch: columns "number" and "record" (JSON); return the columns "number" and "result" (JSON)."""
         records = [Record(**json.loads(text)) for text in batch["record"]]
         numbers = {id(record): number for record, number in zip(records, batch["number"].tolist(), strict=True)}
-        made = list(Mapping(self._model, self._job, records))
+        results = list(Mapping(self._model, self._job, records))
         return {
-            "number": [numbers[id(record)] for record, _ in made],
-            "result": [json.dumps(result) for _, result in made],
+            "number": [numbers[id(record)] for record, _ in results],
+            "result": [json.dumps(result) for _, result in results],
         }
 
 
 class RayMapping:
-    """A mapping on a Ray cluster; address "": the running one, or a new one on this computer.
+    """Answers records on a Ray cluster; iterate over it for the results.
 
     Attributes:
-        written, done: tokens of answers, and records, so far.
+        written: tokens generated so far.  done: number of finished records.
     """
 
     def __init__(self, job: MapJob, records: list[Record], address: str = ""):
-        """Connect to the cluster.
+        """Connect to a cluster; address "": a running one, or a new one on this computer.
 
         Raises UsageError if Ray is not installed, LocalllmError if there is no cluster.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # unless the user wants to send usage statistics
         try:
             import ray
             from ray.data import DataContext
@@ -71,18 +73,18 @@ class RayMapping:
                 raise LocalllmError(f"no Ray cluster: {one_line(error)}") from None
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
-        for row in self._rows():
-            result = json.loads(row["result"])
+        for number, text in self._rows():
+            result = json.loads(text)
             self.done += 1
             self.written += sum_of(result.get("completion_tokens", 0))
-            yield self._records[row["number"]], result
+            yield self._records[number], result
             if self._stopped:
                 return
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the actors' results. Raises LocalllmError.
+    def _rows(self) -> Iterator[tuple[int, str]]:
+        """Yield the numbers of records with their results in JSON. Raises LocalllmError.
 
-        Ray Data itself spreads actors over the nodes, restarts lost ones and repeats their work.
+        Ray Data spreads actors over the nodes, restarts lost ones and repeats their work.
         """
         from ray.data import ActorPoolStrategy, from_items
         from ray.exceptions import RayError
@@ -95,10 +97,11 @@ class RayMapping:
             fn_constructor_args=(self._job,),
             batch_size=None,
             compute=ActorPoolStrategy(size=nodes, max_tasks_in_flight_per_actor=1),
-            num_cpus=1,  # so that an actor whose node is lost finds room on another
+            num_cpus=1,  # so that a lost node's actor fits on another
         )
         try:
-            yield from results.iter_rows()
+            for row in results.iter_rows():
+                yield row["number"], row["result"]
         except RayError as error:
             raise LocalllmError(f"the Ray job failed: {one_line(error)}") from None
 
@@ -108,9 +111,10 @@ class RayMapping:
 
 
 def sum_of(count: int | Iterable[int]) -> int:
+    """Sum the token counts of one answer or several."""
     return count if isinstance(count, int) else sum(count)
 
 
 def one_line(error: Exception) -> str:
-    """Return the last line of a Ray error: the original exception."""
+    """Return the last line of a Ray error, which is the original exception."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

@@ -1,4 +1,4 @@
-"""Open a model by its name, as commands do."""
+"""Opens a model by its name, as commands do; `localllm.open`."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Protect existing files: only replace those of the same kind unless forced."""
+"""Protects existing files: output replaces only files of its own kind, unless forced."""
 
 import os
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def is_receipt(path: str) -> bool:
 
 
 def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bool) -> None:
-    """Raise UsageError for a non-empty file of another kind, unless forced."""
+    """Raise UsageError for a non-empty file of another kind, unless forced; what: the kind's name for the message."""
     if force or not os.path.isfile(path) or not os.path.getsize(path):
         return
     try:

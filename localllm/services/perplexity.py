@@ -1,7 +1,7 @@
-"""Measure how well a model predicts a text, and how far it diverges from another model.
+"""Measures a model's perplexity on a text, and its divergence from another model. Implements `localllm perplexity`.
 
-Implements `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is split into chunks
-of as many tokens as the context has, and the second half of each is scored, so that every scored token has context.
+Chunks and scores are those of llama-perplexity: a text is split into chunks of the context's size, and the second half
+of each is scored, so that every scored token has context.
 """
 
 import os
@@ -26,11 +26,11 @@ from localllm.system.cpu import usable_cores
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
-# Tokens read at once. They are few enough to keep activations in 16 bits: what is measured is the file, not how larger
-# batches round. A piece's logits are 66 MB with a vocabulary of 128k.
+# Tokens per run: few enough to keep activations in 16 bits, so that the file is measured and not the rounding of larger
+# batches. The logits of a run are 66 MB with a vocabulary of 128k.
 PIECE = PRECISE_TOKENS
 
-# Of a token, by its row: numbers out of its logits, float32 [vocab], and two more rows to work in.
+# (row, logits float32 [vocab], scratch float32 [2, vocab]) -> the scores of a token.
 Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
 
 
@@ -38,9 +38,8 @@ class ChunkReader:
     """A model that predicts chunks of `size` tokens; a context manager.
 
     Attributes:
-        tokenizer: its Tokenizer.
-        made_with: what the file was quantized with, or None.
-        warnings: lines that the user should see.
+        tokenizer: its Tokenizer.  made_with: how the file was quantized, or None.
+        warnings: lines to show to the user.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class ChunkReader:
         self._pool = ThreadPoolExecutor(self._threads)
 
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
-        """Yield the scores so far after each of the chunks, int32 [chunks, size].
+        """Yield the scores of all chunks so far after each of the chunks, int32 [chunks, size].
 
-        save: a file for the logits, written when all chunks are done. Raises as LogitsWriter does, and UsageError if
-        that would be one of the model's files.
+        save: a file for the logits, written when all chunks are done. Raises as LogitsWriter, and UsageError if it is
+        one of the model's files.
         """
-        known, vocab_size = Prediction(), self._sequence.vocab_size
+        total, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
             resolve_target(save, tuple(self._model.files))
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
@@ -77,32 +76,32 @@ class ChunkReader:
                 scores = []
                 for place, logits in self._logits(chunk):
                     rows = np.zeros((len(logits), row_width(vocab_size)), "<u2") if writer else None
-                    scores.append(self._each(logits, scoring(chunk[place + 1 :], rows)))
+                    scores.append(self._each(logits, make_scorer(chunk[place + 1 :], rows)))
                     if writer and rows is not None:
                         writer.write(rows)
-                known = known.plus(nll=np.concatenate(scores)[:, 0])
-                yield known
+                total = total.plus(nll=np.concatenate(scores)[:, 0])
+                yield total
 
     def compare(self, base: LogitsFile, most: int | None = None) -> Iterator[Comparison]:
-        """Yield the comparison so far after each chunk of a base, at most `most`.
+        """Yield the comparison of all chunks so far after each chunk of a base, at most `most`.
 
         Raises UsageError if its vocabulary differs.
         """
         if base.vocab_size != self._sequence.vocab_size:
             sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
             raise UsageError(f"the base and the model have different vocabularies, {sizes}")
-        known = Comparison()
+        total = Comparison()
         for chunk, rows in zip(base.chunks[:most], base.rows, strict=False):
             scores = []
             for place, logits in self._logits(chunk):
-                scores.append(self._each(logits, comparing(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))
+                scores.append(self._each(logits, make_comparer(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))
             nll, base_nll, kld, same_top = np.concatenate(scores).T
             change = np.exp(-nll) - np.exp(-base_nll)
-            known = known.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
-            yield known
+            total = total.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
+            yield total
 
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the logits of a chunk's second half in blocks, with the first position of each."""
+        """Yield blocks of the logits of a chunk's second half, float32 [tokens, vocab], with their first position."""
         ids, first, last = with_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
         self._sequence.truncate(0)
         for start in range(0, first, PIECE):
@@ -111,7 +110,7 @@ class ChunkReader:
             yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
 
     def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
-        """Score all rows in all threads: float64 [rows, numbers]."""
+        """Score all rows of logits, float32 [rows, vocab], in all threads: float64 [rows, scores]."""
         bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
 
         def some(first: int, last: int) -> list[tuple[float, ...]]:
@@ -136,8 +135,8 @@ class ChunkReader:
         self.close()
 
 
-def scoring(targets: np.ndarray, rows: np.ndarray | None) -> Score:
-    """Return a function that scores `targets`; logits are written to `rows` of a file if given."""
+def make_scorer(targets: np.ndarray, rows: np.ndarray | None) -> Score:
+    """Return a function that scores `targets`, the next tokens; it packs the logits into `rows` unless that is None."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])
@@ -148,8 +147,8 @@ def scoring(targets: np.ndarray, rows: np.ndarray | None) -> Score:
     return score
 
 
-def comparing(targets: np.ndarray, rows: np.ndarray) -> Score:
-    """Return a function that scores `targets` and compares with a base's logits in `rows` of a file."""
+def make_comparer(targets: np.ndarray, rows: np.ndarray) -> Score:
+    """Return a function that scores `targets`, the next tokens, and compares with a base's logits, packed in `rows`."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])

@@ -1,4 +1,4 @@
-"""Named prompts: files with options of `localllm run` in front, the user's own and those that come with it.
+"""Prompt templates: files with options of `localllm run` and a prompt; the user's own and built-in ones.
 
     ---
     description: a translation
@@ -7,7 +7,7 @@
     ---
     Translate this text into {language}.
 
-The input comes before the text, or in place of {input}.
+The input replaces {input}, or is placed before the prompt.
 """
 
 import json
@@ -27,10 +27,10 @@ ENDING, INPUT, DESCRIPTION = ".md", "input", "description"
 
 @frozen
 class PromptTemplate:
-    """A named prompt.
+    """A prompt template.
 
     Attributes:
-        path: its file's.  options: what is in front of it, by name, in order.  body: the prompt.
+        path: of its file.  options: (name, value), in the file's order.  body: the prompt.
     """
 
     name: str
@@ -44,35 +44,35 @@ class PromptTemplate:
 
     @property
     def is_own(self) -> bool:
-        """Return whether it is the user's."""
+        """Return whether it is in the user's folder."""
         return self.path.parent == own_folder()
 
-    def words(self, left_out: Container[str] = ()) -> list[str]:
-        """Return its options as one would type them, without some of them."""
-        found = list[str]()
+    def words(self, without: Container[str] = ()) -> list[str]:
+        """Return its options as command-line arguments, except those named in `without`."""
+        arguments = list[str]()
         for name, value in self.options:
-            if name == DESCRIPTION or name in left_out or value == "false":
+            if name == DESCRIPTION or name in without or value == "false":
                 continue
             for each in values_of(value):
-                found += [f"--{name}"] if each == "true" else [f"--{name}={self._located(name, each)}"]
-        return found
+                arguments += [f"--{name}"] if each == "true" else [f"--{name}={self._located(name, each)}"]
+        return arguments
 
     def _located(self, name: str, value: str) -> str:
-        """Return the path of a file next to the template, for options that take one."""
-        beside = self.path.parent / value
+        """Return a value; a file name that exists next to the template becomes a path, if the option takes a file."""
+        neighbour = self.path.parent / value
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
-        return str(beside) if takes_file and _is_file(beside) else value
+        return str(neighbour) if takes_file and _is_file(neighbour) else value
 
     def fill(self, input: str, fields: Mapping[str, str]) -> str:
-        """Return the prompt with its fields. Raises UsageError for one without a value."""
+        """Return the prompt with its fields filled in. Raises UsageError for a field without a value."""
 
-        def value(found: re.Match[str]) -> str:
-            name = found[1]
+        def value(match: re.Match[str]) -> str:
+            name = match[1]
             if name == INPUT:
                 return input
             if name not in fields and re.fullmatch(r"[\w-]+", name):
                 raise UsageError(f"the template {self.name} needs --field {name}=TEXT")
-            return fields.get(name, found[0])
+            return fields.get(name, match[0])
 
         return BRACES.sub(value, self.body)
 
@@ -84,12 +84,12 @@ class PromptTemplate:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # too long a name
+    except OSError:  # the name is too long
         return False
 
 
 def values_of(value: str) -> list[str]:
-    """Return the values of a line: of a JSON list of texts its items."""
+    """Return the values of an option: the items of a JSON list of strings, or the value itself."""
     if value.startswith('["'):
         try:
             return [str(each) for each in json.loads(value)]
@@ -108,11 +108,11 @@ def builtin_folder() -> Path:
 
 def names() -> list[str]:
     """Return the names of all templates, sorted."""
-    found = set[str]()
+    stems = set[str]()
     for folder in (own_folder(), builtin_folder()):
         if folder.is_dir():
-            found |= {each.stem for each in folder.iterdir() if each.suffix == ENDING and NAME.fullmatch(each.stem)}
-    return sorted(found)
+            stems |= {each.stem for each in folder.iterdir() if each.suffix == ENDING and NAME.fullmatch(each.stem)}
+    return sorted(stems)
 
 
 def load(name: str) -> PromptTemplate:
@@ -127,7 +127,7 @@ def load(name: str) -> PromptTemplate:
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a template, the user's before others. Raises UsageError if there is none."""
+    """Return the path of a template, the user's before a built-in one. Raises UsageError if there is none."""
     if os.sep in name or name.endswith(ENDING):
         return Path(name)
     if NAME.fullmatch(name):
@@ -138,7 +138,7 @@ def path_of(name: str) -> Path:
 
 
 def parse(name: str, path: Path, text: str) -> PromptTemplate:
-    """Parse a file. Raises UsageError for a line in front that is none of NAME: VALUE."""
+    """Parse a template's text. Raises UsageError for an invalid header."""
     lines, options = text.splitlines(), list[tuple[str, str]]()
     if not lines or lines[0].rstrip() != "---":
         return PromptTemplate(name, path, (), text.strip("\n"))
@@ -150,21 +150,21 @@ def parse(name: str, path: Path, text: str) -> PromptTemplate:
             continue
         if not colon or not re.fullmatch(r"[\w-]+", key.strip()):
             raise UsageError(f"{path}, line {number}: this should be NAME: VALUE")
-        options.append((key.strip().replace("_", "-"), unquoted(value.strip())))
+        options.append((key.strip().replace("_", "-"), unquote(value.strip())))
     raise UsageError(f"{path}: the options in front have no end: a line ---")
 
 
-def unquoted(value: str) -> str:
-    """Return a value without quotes around it."""
+def unquote(value: str) -> str:
+    """Remove the quotes around a value."""
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 def fields_of(given: Sequence[str]) -> dict[str, str]:
-    """Return the values of --field; the last of a name counts. Raises UsageError."""
-    found = dict[str, str]()
+    """Parse the values of --field, NAME=TEXT, of which the last for a name counts. Raises UsageError."""
+    fields = dict[str, str]()
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise UsageError(f"field should be NAME=TEXT, not {each!r}")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields

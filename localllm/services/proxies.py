@@ -9,7 +9,7 @@ from urllib.request import getproxies_environment
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 
-SOCKS = ("socks5", "socks5h")  # what the extra `socks` brings
+SOCKS = ("socks5", "socks5h")  # need the optional dependency socksio
 
 
 @frozen
@@ -17,7 +17,7 @@ class Proxy:
     """A proxy.
 
     Attributes:
-        variable: of the environment.  url: without a password.  headers: the user's credentials.
+        variable: the environment variable.  url: without credentials.  headers: with the credentials.
     """
 
     variable: str
@@ -57,9 +57,9 @@ def proxies() -> dict[str, Proxy]:
 
 
 def http_proxy_for(url: str) -> Proxy | None:
-    """Return the proxy for an address, None for a direct connection, as for this computer.
+    """Return the proxy for a URL; None for a direct connection, as to this computer.
 
-    Raises LocalllmError for one that does not speak HTTP.
+    Raises LocalllmError for a proxy that is not an http:// one.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -76,7 +76,7 @@ def http_proxy_for(url: str) -> Proxy | None:
 
 
 def require_known_proxies() -> None:
-    """Raise LocalllmError for a proxy that HTTP clients cannot use, with what to do."""
+    """Raise LocalllmError for a proxy that the HTTP client cannot use."""
     for proxy in proxies().values():
         if proxy.scheme in SOCKS and find_spec("socksio") is None:
             raise LocalllmError(
@@ -87,7 +87,7 @@ def require_known_proxies() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this computer."""
+    """Return whether a host name or address is this computer's."""
     name = host.lower().rstrip(".")
     try:
         return ip_address(name).is_loopback

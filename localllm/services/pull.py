@@ -1,4 +1,4 @@
-"""Download models from the Hugging Face hub into the folder of models: implements `localllm pull`."""
+"""Downloads models from the Hugging Face hub into the models folder. Implements `localllm pull`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,10 +48,10 @@ class Pulled:
 
 
 def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
-    """Download and verify a model and its projector, or what is missing of them.
+    """Download and verify the missing files of a model and its projector.
 
-    A file appears under its name when it is complete, has the hub's size and SHA-256, and a valid header. The
-    architecture and the disk's free space are checked before the first byte. Raises ModelError for a model that is not
+    A file gets its name when it is complete, has the hub's size and SHA-256, and a valid header. The architecture and
+    the free space on the disk are checked before the download. Raises ModelError for a model that is not
     available, damaged or not supported, LocalllmError for a failing network or disk, UsageError if another process is
     pulling it, or if the file name is not possible here.
     """
@@ -80,7 +80,7 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
         finally:
             remove_empty_folders(target.parent)
         done += file.size
-    GGUFFile.open(targets[0], needed=()).close()  # files of a split model that belong together
+    GGUFFile.open(targets[0], needed=()).close()  # checks that the parts of a split model belong together
     return Pulled(targets[0], size, received)
 
 
@@ -90,13 +90,13 @@ def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile
 
 
 def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
-    """Return the projector of a model's files: one file, or none."""
+    """Return a model's projector file, [] if there is none."""
     name = choose_projector(repository.files, files[0].name)
     return [repository.files[name]] if name else []
 
 
 def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
-    """Return whether this very file was pulled before."""
+    """Return whether the file is on disk with the right size and SHA-256. Raises LocalllmError."""
     try:
         if target.stat().st_size != file.size:
             return False
@@ -109,8 +109,8 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     """Raise LocalllmError if the disk has too little free space."""
-    there = sum(size_of(path) for _, target in missing for path in find_partials(target))
-    needed = sum(file.size for file, _ in missing) - there + SPARE
+    partial = sum(size_of(path) for _, target in missing for path in find_partials(target))
+    needed = sum(file.size for file, _ in missing) - partial + SPARE
     disk = folder
     while not disk.exists():
         disk = disk.parent
@@ -137,8 +137,8 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
 def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
     """Download one file and return the number of bytes received.
 
-    before, total: bytes of all files. A partial file of an earlier process that fails verification is downloaded
-    again, once.
+    before: bytes of the files downloaded before.  total: bytes of all files. If a resumed file fails verification, it
+    is downloaded again from the start, once.
     """
     received = 0
 
@@ -153,9 +153,9 @@ def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watch
             received += len(piece)
             watcher.receiving(file.name, before + partial.position, total)
 
-        left = partial.position
-        repository.receive(file, left, file.size, take)
-        if left and not partial.is_right:
+        resumed = partial.position
+        repository.receive(file, resumed, file.size, take)
+        if resumed and not partial.is_right:
             partial.restart()
             repository.receive(file, 0, file.size, take)
         partial.finish(open_part)

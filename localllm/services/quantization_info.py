@@ -1,23 +1,19 @@
-"""Record and describe how a file was quantized, in its metadata."""
+"""Records in a file's metadata how it was quantized, and describes it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 TEXTS, TOKENS, VERSION = "localllm.quantize.texts", "localllm.quantize.tokens", "localllm.quantize.version"
 SCALED = "localllm.quantize.scaled"
-OURS = "localllm's mixture"  # stands for texts that nobody has named
+OURS = "localllm's mixture"  # name of the default calibration texts
 
 
-def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, Any]:
-    """Build the metadata of a calibrated file.
-
-    texts: names of files.  tokens: how many of them were used.
-    """
+def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, object]:
+    """Build the metadata of a calibrated file; texts: names of text files.  tokens: how many tokens were used."""
     return {TEXTS: list(texts) or [OURS], TOKENS: tokens, VERSION: version}
 
 
-def describe_quantization(metadata: Mapping[str, Any]) -> str | None:
-    """Describe the quantization in one line; None if unknown."""
+def describe_quantization(metadata: Mapping[str, object]) -> str | None:
+    """Describe the calibration in one line; None if there is no record of it."""
     texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
     if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         size = f", {tokens} tokens" if isinstance(tokens, int) else ""

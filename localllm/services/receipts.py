@@ -1,9 +1,9 @@
-"""Receipts: record what a response came from, and check whether it can be reproduced.
+"""Receipts: record how a response was generated, and check whether it can be reproduced.
 
 A receipt is readable JSON: the model's files with their SHA-256, the prompt, every option and the seed, the
 environment (versions, processor, instruction set), and the response with its timings. The same program on the same
-kind of processor reproduces the tokens to the bit; another may round differently, and choose another token where two
-are equally likely.
+kind of processor reproduces the tokens exactly; another may round differently, and choose another token where two are
+about equally likely.
 """
 
 import json
@@ -18,7 +18,8 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.files.cache.file_hash import OnProgress, sha256_of
@@ -37,14 +38,14 @@ from localllm.text.marker_escaping import Message
 if TYPE_CHECKING:
     from localllm.api import Model
 
-LAYOUT = 1  # of receipts; one with another number is not read
+LAYOUT = 1  # version of the layout; others are not read
 PACKAGES = "localllm", "numpy", "numba", "llvmlite"
 SEEDS = 1 << 32
-# The instructions by which kernels differ.
+# CPU features on which the choice of kernels depends.
 INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16"}
 INSTRUCTIONS |= {"neon", "dotprod", "i8mm"}
 LIST_OF_NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # in indented JSON, whose strings have no line breaks
-SHAPE: dict[str, Any] = {  # what `replay` looks at
+SHAPE: dict[str, object] = {  # the fields that `replay` reads
     "receipt": int,
     "model": {"files": [{"path": str, "sha256": str}]},
     "prompt": {"asked": str | list},
@@ -53,19 +54,39 @@ SHAPE: dict[str, Any] = {  # what `replay` looks at
     "made_by": dict,
     "result": dict,
 }
-REMOTE: dict[str, Any] = {  # the same of an answer that a server gave
+REMOTE: dict[str, object] = {  # the same for a response of a server
     "receipt": int,
     "model": {"endpoint": str, "name": str},
     "prompt": {"asked": str | list},
     "options": {"sampling": dict, "n": int, "beams": int, "speculate": str, "form": dict},
     "result": dict,
 }
-SAID: dict[str, Any] = {"text": str}
-ANSWER: dict[str, Any] = {**SAID, "tokens": list}
-SHOWN = 40  # characters of a text that differs
+REMOTE_ANSWER: dict[str, object] = {"text": str}
+ANSWER: dict[str, object] = {**REMOTE_ANSWER, "tokens": list}
+SHOWN = 40  # characters that are shown of a differing text
 
 Asked = str | list[Message]
 Receipt = dict[str, Any]
+
+
+class ReceiptFile(TypedDict):
+    """A file of a model; size in bytes."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Choices(TypedDict):
+    """Settings of a response outside of GenerationOptions.
+
+    speculate: with a draft model's path, if there is one.  chat_template: the user's, or None.
+    """
+
+    n: int
+    beams: int
+    speculate: str
+    chat_template: str | None
 
 
 def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
@@ -80,16 +101,14 @@ def make(
     model: "Model",
     asked: Asked,
     options: GenerationOptions,
-    choices: Mapping[str, Any],
-    result: Mapping[str, Any],
+    choices: Choices,
+    result: Mapping[str, object],
     on_progress: OnProgress | None = None,
 ) -> Receipt:
     """Create the receipt for one response or several.
 
-    choices: settings outside of options: n and beams of `candidates`, speculate, perhaps with the draft model's path,
-    and the user's chat_template, or None.  result: with its "text" and "tokens", or several of them as "answers".
-    on_progress: called while the model's files are hashed. Raises UsageError for options that cannot be recorded,
-    OSError.
+    result: a response with "text" and "tokens", or several of them as "answers".  on_progress: called while the model's
+    files are hashed. Raises UsageError for options that cannot be recorded, OSError.
     """
     return {
         "receipt": LAYOUT,
@@ -97,20 +116,20 @@ def make(
         "model": {"arch": model.arch, "format": model.format, "files": identify_files(model, on_progress)},
         "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
         "opening": open_arguments(model, choices["chat_template"]),
-        "options": plain_options(options) | {name: choices[name] for name in ("n", "beams", "speculate")},
+        "options": plain_options(options) | {k: value for k, value in choices.items() if k != "chat_template"},
         "made_by": describe_environment(model),
         "result": {name: value for name, value in result.items() if name != "model"},
     }
 
 
-def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[dict[str, Any]]:
+def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[ReceiptFile]:
     """Describe the model's files: path, size, hash. Raises OSError."""
     paths = [os.path.realpath(path) for path in model.file.parts]
     return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
 
 
-def open_arguments(model: "Model", chat_template: str | None) -> dict[str, Any]:
-    """Return the arguments of api.open_model that open the model the same way."""
+def open_arguments(model: "Model", chat_template: str | None) -> dict[str, object]:
+    """Return arguments for api.open_model that open the model in the same way."""
     kv_type = model.engine.kv_type
     return {
         "context": model.context,
@@ -121,8 +140,8 @@ def open_arguments(model: "Model", chat_template: str | None) -> dict[str, Any]:
     }
 
 
-def describe_environment(model: "Model") -> dict[str, Any]:
-    """Describe the environment; equal ones give equal responses."""
+def describe_environment(model: "Model") -> dict[str, object]:
+    """Describe the environment; in equal environments, responses are equal."""
     return {
         **{name: version(name) for name in PACKAGES},
         "python": sys.version.split()[0],
@@ -134,9 +153,9 @@ def describe_environment(model: "Model") -> dict[str, Any]:
     }
 
 
-def plain_options(options: GenerationOptions) -> dict[str, Any]:
-    """Convert the options for JSON. Raises UsageError for one that cannot be converted."""
-    plain: dict[str, Any] = {}
+def plain_options(options: GenerationOptions) -> dict[str, object]:
+    """Convert the options to JSON. Raises UsageError for one that cannot be converted."""
+    plain: dict[str, object] = {}
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name == "on_progress" or (value is None and field.name in CALLABLES):
@@ -160,15 +179,15 @@ def options_of(receipt: Receipt) -> GenerationOptions:
 
     Raises UsageError.
     """
-    apart = ("n", "beams", "speculate", "form")
-    given = {name: value for name, value in receipt["options"].items() if name not in apart}
+    others = ("n", "beams", "speculate", "form")
+    given = {name: value for name, value in receipt["options"].items() if name not in others}
     speculate = receipt["options"]["speculate"]
     if receipt["result"].get("finish_reason") == "interrupted":
         given["max_tokens"] = receipt["result"]["completion_tokens"]
     try:
-        drawn = given.pop("sampling")
-        biases = {token: float(bias) for token, bias in drawn.pop("logit_bias")}
-        sampling = SamplingOptions(**drawn, logit_bias=biases)
+        sampling_fields = given.pop("sampling")
+        biases = {token: float(bias) for token, bias in sampling_fields.pop("logit_bias")}
+        sampling = SamplingOptions(**sampling_fields, logit_bias=biases)
         if given.get("constraint") is not None:
             from localllm.generation.constraints.constraint import Constraint  # llguidance takes 30 ms to import
 
@@ -182,13 +201,13 @@ def options_of(receipt: Receipt) -> GenerationOptions:
 def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
     """Write a receipt atomically. Raises LocalllmError."""
     text = json.dumps(receipt, ensure_ascii=False, indent=1)
-    text = LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+    text = LIST_OF_NUMBERS.sub(lambda match: " ".join(match[0].split()), text)
     with SafeFile(path) as file:
         file.write(text.encode(errors="replace") + b"\n")
 
 
 def read(path: str | os.PathLike[str]) -> Receipt:
-    """Read a receipt. Raises UsageError for a file that is not one."""
+    """Read a receipt. Raises UsageError for any other file."""
     name = printable(os.fsdecode(path), 4096)
     try:
         receipt: Receipt = json.loads(Path(path).read_bytes())
@@ -197,20 +216,21 @@ def read(path: str | os.PathLike[str]) -> Receipt:
     except (ValueError, RecursionError):
         receipt = {}
     is_known = has_shape(receipt, SHAPE) or has_shape(receipt, REMOTE)
-    if not is_known or not has_shape(answers_of(receipt["result"]), [ANSWER if has_shape(receipt, SHAPE) else SAID]):
+    answer = ANSWER if has_shape(receipt, SHAPE) else REMOTE_ANSWER
+    if not is_known or not has_shape(answers_of(receipt["result"]), [answer]):
         raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
     if receipt["receipt"] != LAYOUT:
         raise UsageError(f"{name}: this receipt was written by another version of localllm")
     return receipt
 
 
-def has_shape(value: Any, shape: Any) -> bool:
-    """Return whether a JSON value has a type, is a list of it, or an object with these fields."""
+def has_shape(value: object, shape: object) -> bool:
+    """Return whether a JSON value matches a shape: a type, [a shape of all items], or {field: its shape}."""
     if isinstance(shape, list):
         return isinstance(value, list) and value != [] and all(has_shape(item, shape[0]) for item in value)
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(has_shape(value.get(name), inner) for name, inner in shape.items())
-    return isinstance(value, shape)
+    return isinstance(shape, type | UnionType) and isinstance(value, shape)
 
 
 def regenerate(
@@ -232,11 +252,12 @@ def regenerate(
 
 
 def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
-    """List what differs from when the receipt was made, a line each. Raises OSError."""
+    """List the differences between the receipt's environment and model and the present ones. Raises OSError."""
     then, now = receipt["made_by"], describe_environment(model)
     lines = [f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]]
-    both = receipt["model"]["files"], identify_files(model, on_progress)
-    before, after = ([file["sha256"][:16] for file in files] for files in both)
+    files: list[ReceiptFile] = receipt["model"]["files"]
+    before = [file["sha256"][:16] for file in files]
+    after = [file["sha256"][:16] for file in identify_files(model, on_progress)]
     if before != after:
         lines.append(f"the model is another one: its SHA-256 was {', '.join(before)}…, is {', '.join(after)}…")
     return lines
@@ -262,11 +283,12 @@ def difference(then: Receipt, now: Receipt) -> str | None:
     return None
 
 
-def answers_of(result: Receipt) -> Any:
-    """Return all responses of a result as a list."""
-    return result.get("answers", [result])
+def answers_of(result: Receipt) -> list[Receipt]:
+    """Return the responses of a result."""
+    answers: list[Receipt] = result.get("answers", [result])
+    return answers
 
 
-def common_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,4 +1,4 @@
-"""Records of a pipe whose end is not known: each is available as soon as its line has arrived."""
+"""Reads records from a pipe; each is available as soon as its line has arrived."""
 
 import io
 import threading
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from queue import Empty, Queue
-from typing import Any
+from typing import IO
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
@@ -19,35 +19,34 @@ from localllm.services.records import (
     parse_plain_line,
 )
 
-AHEAD = 256  # lines that are read before they are asked for
-PATIENCE = 0.1  # seconds between two looks at whether to stop
+AHEAD = 256  # lines that the thread reads ahead
+PATIENCE = 0.1  # seconds between two checks whether to stop
 
 
 class RecordStream:
-    """An iterator over records that may stop and continue later.
+    """An iterator over records that can be resumed after StopIteration while `is_open`.
 
-    It waits for a line only if there is no other work; else it stops for now.
+    It waits for the next line only if there is no other work.
 
     Attributes:
-        may_wait: tells whether there is no other work.
-        is_stopped: whether the user cancelled.
-        pending: records that were handed out, used to sort results; count: how many they were.
+        may_wait: returns whether there is no other work.  is_stopped: whether the user cancelled.
+        pending: the yielded records, to sort results by.  count: how many were yielded.
     """
 
-    def __init__(self, source: Any):
-        """Start a thread that reads `source`, a binary stream, line by line."""
+    def __init__(self, source: IO[bytes]):
+        """Start a thread that reads `source` line by line."""
         self.may_wait: Callable[[], bool] = lambda: True
         self.pending, self.count = deque[Record](), 0
         self._error: LocalllmError | None = None
         self._lines, self._ended = Queue[bytes | None](AHEAD), False
         self._is_jsonl: bool | None = None  # until the first line
         self._number, self._seen, self.is_stopped = 0, dict[str | int, int](), False
-        self._done, self._output = dict[str | int, Any](), ""
+        self._done, self._output = dict[object, object](), ""
         self._offset = 0  # bytes before the next line
-        self._invalid, self._replaced = "", 0  # the first invalid byte, and how many they were
+        self._invalid, self._replaced = "", 0  # message about the first invalid byte, and their number
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
 
-    def _read(self, source: Any) -> None:
+    def _read(self, source: IO[bytes]) -> None:
         try:
             first = source.readline()
             if first.startswith(UTF16_MARKS):
@@ -67,20 +66,20 @@ class RecordStream:
 
     @property
     def is_open(self) -> bool:
-        """Return whether more may come."""
+        """Return whether more records may come."""
         return not (self._ended or self.is_stopped)
 
     @property
     def warning(self) -> str:
-        """Describe the bytes that were not UTF-8 so far; "" if all were."""
+        """Return a warning about bytes that were not UTF-8, "" if there were none so far."""
         return replacement_warning(self._invalid, self._replaced) if self._replaced else ""
 
     def stop(self) -> None:
-        """Hand out no more."""
+        """Yield no more records."""
         self.is_stopped = True
 
-    def skip(self, results: Iterable[Mapping[str, Any]], output: str) -> None:
-        """Leave out records that an output has results of; one whose input differs is a UsageError when it comes."""
+    def skip(self, results: Iterable[Mapping[str, object]], output: str) -> None:
+        """Skip records with a result in an output file; a different input will be a UsageError. output: its name."""
         self._done, self._output = {each["id"]: each.get("input") for each in results}, output
 
     def __iter__(self) -> "RecordStream":
@@ -103,7 +102,7 @@ class RecordStream:
         raise StopIteration
 
     def _next_line(self) -> bytes | None:
-        """Return a line, or None at the end, and if there is none for now."""
+        """Return the next line, None at the end or if none has arrived yet."""
         while not self.is_stopped:
             may_wait = self.may_wait()
             try:
@@ -130,7 +129,7 @@ class RecordStream:
         return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
 
     def _is_done(self, record: Record) -> bool:
-        """Return whether the output has the record's answer. Raises UsageError if it has one to another input."""
+        """Return whether the output has the record's result. Raises UsageError if that is of another input."""
         if record.error or record.id not in self._done:
             return False
         if self._done[record.id] != record.input:
@@ -140,9 +139,9 @@ class RecordStream:
         return True
 
     def _decode(self, line: bytes, offset: int) -> str:
-        """Decode a line, `offset` bytes from the beginning; count the bytes that are not UTF-8, which become U+FFFD.
+        """Decode a line; replace bytes that are not UTF-8 by U+FFFD, and count them.
 
-        Raises UsageError for a binary line, which has a zero byte besides.
+        offset: bytes before the line. Raises UsageError for a line that has a zero byte, too.
         """
         try:
             return line.decode()
@@ -156,5 +155,5 @@ class RecordStream:
 
 
 def same_id(id: str | int, number: int, first: int) -> str:
-    """Describe the error of a record whose id another has."""
+    """Return the error of a record with the id of an earlier one."""
     return f"line {number}: the id {id!r} is that of line {first}"

@@ -1,7 +1,7 @@
-"""Read the lines of an input as records, and make prompts of them.
+"""Reads the lines of an input as records, and builds prompts from them.
 
-An input is plain lines or JSONL, an object in every line. It is JSONL if its name says so (.jsonl, .ndjson) or its
-first line begins like an object. Empty lines are skipped.
+An input is plain lines or JSON Lines, with an object in every line. It is JSON Lines if its name ends with .jsonl or
+.ndjson, or if its first line begins like an object. Empty lines are skipped.
 """
 
 import json
@@ -17,10 +17,10 @@ from localllm.text.marker_escaping import Message
 Asked = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
-BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field, too, if a record has one of that name: columns of tables have blanks
-DOCUMENT = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*\n|\[\s*[\[{"\]])')  # JSON that is no line of JSON Lines
+BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field if a record has one of that name, such as a table's column with blanks
+DOCUMENT = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*\n|\[\s*[\[{"\]])')  # JSON over several lines
 BLANKS = re.compile(r"\s*")
-JINJA = "{{", "{%"  # one of them is in every template of Jinja
+JINJA = "{{", "{%"  # every Jinja template has one of them
 
 
 @frozen
@@ -28,19 +28,19 @@ class Record:
     """A line of the input.
 
     Attributes:
-        id: a text or a number; the line's number, from 1, if it has no other.
-        input: the object, or the text of a plain line.  error: why the record is invalid, or "".
+        id: a text or a number, by default the line's number, from 1.
+        input: a JSON object, or the text of a plain line.  error: why the record is invalid, or "".
     """
 
     id: str | int
-    input: Any
+    input: object
     error: str = ""
 
 
 def read_records(data: bytes, name: str = "") -> list[Record]:
     """Parse the records of an input.
 
-    name: its file's. Raises UsageError for invalid UTF-16.
+    name: of its file. Raises UsageError for invalid UTF-16.
     """
     if data.startswith(UTF16_MARKS):
         data = decode_text(data, name or "stdin").encode()
@@ -55,9 +55,9 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
 
 
 def lines_of_document(data: bytes) -> bytes | None:
-    """Return JSON over several lines (an array, or objects as jq prints them) as one line for each value.
+    """Convert a JSON array, or objects over several lines (as from jq), to JSON Lines; return None for other data.
 
-    A text in an array becomes an object with the field "line". None for anything else, such as JSON Lines.
+    A string in an array becomes an object with the field "line".
     """
     if not DOCUMENT.match(data):
         return None
@@ -72,7 +72,7 @@ def lines_of_document(data: bytes) -> bytes | None:
     if any(isinstance(each, list) for each in values):
         if len(values) > 1:
             return None  # lines that are arrays
-        values = values[0]
+        values = [*values[0]]
     objects = [{"line": each} if isinstance(each, str) else each for each in values]
     return "".join(f"{json.dumps(each)}\n" for each in objects).encode()
 
@@ -83,12 +83,12 @@ def begins_document(line: bytes) -> bool:
 
 
 def is_json_line(line: bytes) -> bool:
-    """Return whether a line begins like an object of JSON."""
+    """Return whether a line begins like a JSON object."""
     return bool(re.match(rb'\s*\{\s*["}]', line))
 
 
 def parse_plain_line(number: int, line: bytes) -> Record:
-    """Make the record of a plain line."""
+    """Convert a plain line to a record."""
     try:
         return Record(number, line.decode())
     except UnicodeDecodeError as error:
@@ -96,7 +96,7 @@ def parse_plain_line(number: int, line: bytes) -> Record:
 
 
 def parse_json_line(number: int, line: bytes) -> Record:
-    """Parse the record of a line of JSON."""
+    """Parse a line of JSON to a record."""
     try:
         value = json.loads(line)
         json.dumps(value, allow_nan=False)
@@ -111,7 +111,7 @@ def parse_json_line(number: int, line: bytes) -> Record:
 
 
 def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Record]:
-    """Yield the records; one whose id occurred before gets an error."""
+    """Yield the records; those with the id of an earlier one get an error. lines: their line numbers."""
     seen = dict[str | int, int]()
     for record, line in zip(records, lines, strict=True):
         if record.error:
@@ -133,11 +133,11 @@ class Prompts:
         raw: bool = False,
         columns: Sequence[str] = (),
     ):
-        """Choose how prompts are built.
+        """Set up how prompts are built.
 
-        prompt, template: a text with {field} in it, or, if it has {{ or {%, a Jinja template over the fields; given as
-        an argument or in a file.  Neither: the record's own prompt. A plain line's only field is `line`.
-        raw: the prompt is continued without a chat template.  columns: of a table. Raises UsageError.
+        prompt, template: a text with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from a
+        file. If both are None, each record has its own prompt. A plain line's only field is `line`.  raw: continue the
+        prompt without a chat template.  columns: of a table. Raises UsageError.
         """
         if raw and system is not None:
             raise UsageError("a system message needs a chat template, which raw prompts do not use")
@@ -157,23 +157,23 @@ class Prompts:
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
         if text is None and columns and not {"prompt", "messages"} & {*columns}:
             raise UsageError(f"-p TEXT is missing: the columns are {in_braces(columns)}")
-        self._given = prompt, template, system, raw, columns
+        self._arguments = prompt, template, system, raw, columns
         self._system, self._raw = system, raw
         self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
         self._render = jinja(text) if is_jinja and text is not None else None
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Pickle without the compiled template."""
-        return Prompts, self._given
+        return Prompts, self._arguments
 
     def __repr__(self) -> str:
-        return f"Prompts{self._given[:4]!r}"
+        return f"Prompts{self._arguments[:4]!r}"
 
     def __call__(self, record: Record) -> Asked:
-        """Build the prompt: a conversation, or a text if raw. Raises LocalllmError if fields are missing.
+        """Build the prompt of a record: messages, or a text if raw. Raises LocalllmError if fields are missing.
 
-        A record's field `image`, a path, a data URL or a list of them, is placed before the prompt's text, unless the
-        text names it.
+        Images in the record's field `image` (a path, a data URL or a list of them) are placed before the prompt's text,
+        unless the text names that field.
         """
         if record.error:
             raise UsageError(record.error)
@@ -181,8 +181,8 @@ class Prompts:
         if self._render:
             return self._chat(self._render(fields), images_of(fields))
         if self._prompt is not None:
-            shown = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
-            return self._chat(BRACES.sub(lambda found: fill_field(fields, found), self._prompt), shown)
+            images = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
+            return self._chat(BRACES.sub(lambda match: fill_field(fields, match), self._prompt), images)
         if "messages" in fields and not self._raw:
             if images_of(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
@@ -205,7 +205,7 @@ class Prompts:
 
 
 def require_line(text: str | None, records: Sequence[Record]) -> None:
-    """Raise UsageError for a prompt with a field that no plain line has, if all records are plain lines."""
+    """Raise UsageError for a prompt with another field than {line} if all records are plain lines."""
     if text is None or any(mark in text for mark in JINJA):
         return
     unknown = [name for name in FIELD.findall(text) if name != "line"]
@@ -217,34 +217,35 @@ def require_line(text: str | None, records: Sequence[Record]) -> None:
 
 
 def in_braces(columns: Sequence[str]) -> str:
-    """List columns as a prompt names them."""
+    """Format column names as fields of a prompt."""
     return ", ".join(f"{{{name}}}" for name in columns)
 
 
-def fill_field(fields: dict[str, Any], found: "re.Match[str]") -> str:
-    """Return the value of a {field} in a prompt. Raises UsageError if they name a field that does not exist."""
-    return text_of(fields, found[1]) if found[1] in fields or FIELD.fullmatch(found[0]) else found[0]
+def fill_field(fields: dict[str, object], match: "re.Match[str]") -> str:
+    """Return the value of a {field} in a prompt. Raises UsageError for a field that does not exist."""
+    return text_of(fields, match[1]) if match[1] in fields or FIELD.fullmatch(match[0]) else match[0]
 
 
-def images_of(fields: dict[str, Any]) -> list[str]:
+def images_of(fields: dict[str, object]) -> list[str]:
     """Return a record's images: paths and data URLs. Raises UsageError."""
-    given = fields.get(IMAGE)
-    found = [] if given is None else given if isinstance(given, list) else [given]
-    if not all(isinstance(image, str) and image for image in found):
+    value = fields.get(IMAGE)
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    images = [image for image in values if isinstance(image, str) and image]
+    if len(images) < len(values):
         raise UsageError(f'"{IMAGE}" should be the path of an image, or a list of them')
-    return found
+    return images
 
 
-def text_of(fields: dict[str, Any], name: str) -> str:
-    """Return a field as text, other types as JSON. Raises UsageError if it does not exist."""
+def text_of(fields: dict[str, object], name: str) -> str:
+    """Return a field's text, or its value as JSON. Raises UsageError if it does not exist."""
     if name not in fields:
         raise UsageError(f"there is no field {name!r}")
     value = fields[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def jinja(source: str) -> Callable[[dict[str, Any]], str]:
-    """Compile a template to a function from fields to text. Raises UsageError if it is invalid."""
+def jinja(source: str) -> Callable[[dict[str, object]], str]:
+    """Compile a Jinja template to a function from fields to text. Raises UsageError if it is invalid."""
     from localllm.text.sandbox import compile_template, render_template  # Jinja takes 40 ms to import
 
     def reason(error: Exception) -> str:
@@ -257,7 +258,7 @@ def jinja(source: str) -> Callable[[dict[str, Any]], str]:
     except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
         raise UsageError(f"the prompt's template is invalid: {reason(error)}") from None
 
-    def render(fields: dict[str, Any]) -> str:
+    def render(fields: dict[str, object]) -> str:
         try:
             return render_template(template, fields)
         except MemoryError:

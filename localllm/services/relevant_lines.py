@@ -1,8 +1,8 @@
-"""Find the lines of a long text that matter to a question, by reading it once.
+"""Finds the lines of a long text that are relevant to a question, in one prefill.
 
-The model reads the text as if it had written after each line whether it belongs to the answer, and always "no". A
-line's score is how much more likely "yes" would have been there than after the lines around it. Nothing is generated: a
-line costs its own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
+The prompt asks the model to write after each line whether it belongs to the answer, and "no" is put after every line. A
+line's score is how much likelier "yes" is there than after the lines around it. Nothing is generated: a line costs its
+own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
 """
 
 import re
@@ -10,30 +10,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import ContextError
 from localllm.generation.arguments import gather_options
 from localllm.services.line_templates import Template, templates_of, without_time
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from localllm.api import Model
+    from localllm.engine.engine import Engine
     from localllm.engine.sequence import Sequence as Tokens
 
 ASK = "{question}\n\nGo through the text line by line. After each line say whether it belongs to the answer: yes or no."
 YES, NO = " => yes\n", " => no\n"
-LONG = 400  # characters of a line that is not cut
-SHORT = 60  # characters of sentences that are read with the next one
-WIDTHS = 40, 120  # characters of the lines of wrapped prose
-WRAPPED = 0.95  # of its line breaks, those at which the next word would not have fit
-PART = 2048  # most tokens of a part: the "no" of earlier lines counts for less, and attention stays cheap
-LINES, WARM = 112, 16  # most lines of a part; those before it, without which its first ones would seem to matter
-LANES = 8  # parts that are read at once, a line of each in a run
-AROUND = 16  # lines before and after one, with whose median it is compared
-SHARE = 0.4  # of the best line's score, which others have to have
-PICKED = 1024  # most tokens of the lines that are picked
-CLEAR = 0.8  # of the best line's score, which a template's line has to have for all lines like it to be read
-REREAD = 1000  # most of these
+LONG = 400  # characters; longer lines are split
+SHORT = 60  # characters; shorter sentences are joined with the next one
+WIDTHS = 40, 120  # least and most characters of a line of wrapped prose
+WRAPPED = 0.95  # least share of its line breaks at which the next word would not have fit
+PART = 2048  # most tokens of a part: limits the influence of earlier "no"s and the cost of attention
+LINES, WARM = 112, 16  # most lines of a part; unscored lines before them, without which the first ones score too high
+LANES = 8  # parts that are read concurrently, a line of each in a run
+AROUND = 16  # lines before and after one with whose median it is compared
+SHARE = 0.4  # least score of a picked line, as a share of the best
+PICKED = 1024  # most tokens of the picked lines
+CLEAR = 0.8  # least score, as a share of the best, of a sampled line for which all lines of its template are read
+REREAD = 1000  # most lines that are read for that reason
 LIKE_IT = "  [and {} more like this]"
 SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 
@@ -42,7 +45,7 @@ class Part(NamedTuple):
     """Lines that are read one after the other.
 
     Attributes:
-        before: numbers of lines whose scores do not count.  own: those whose scores do.
+        before: numbers of lines that are not scored.  own: numbers of lines that are.
     """
 
     before: range
@@ -50,10 +53,10 @@ class Part(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """The tokens of the two verdicts that may follow a line.
+    """The tokens of the two verdicts, one of which follows each line.
 
     Attributes:
-        common: tokens of both.  yes, no: the first one that differs.  rest: what follows `common`, of "no".
+        common: leading tokens of both.  yes, no: the first token that differs.  rest: tokens of "no" after `common`.
     """
 
     common: list[int]
@@ -63,7 +66,7 @@ class Verdicts(NamedTuple):
 
     @classmethod
     def of(cls, yes: list[int], no: list[int]) -> "Verdicts":
-        """Compare the two."""
+        """Compare the token ids of the two."""
         same = next(at for at, (one, other) in enumerate(zip(yes, no, strict=False)) if one != other)
         return cls(no[:same], yes[same], no[same], no[same:])
 
@@ -73,7 +76,7 @@ def no_progress(done: int, count: int) -> None:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text that are not blank; of wrapped prose, and of long lines, the sentences."""
+    """Split a text into lines that are not blank; wrapped prose and long lines are split into sentences."""
     lines = list[str]()
     for line in unwrap(text.splitlines()):
         for piece in [line] if len(line) <= LONG else SENTENCE.split(line):
@@ -82,7 +85,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def unwrap(lines: Sequence[str]) -> Sequence[str]:
-    """Return the sentences of a text whose paragraphs are wrapped at some column, or else its lines."""
+    """Return the sentences of a text with paragraphs wrapped at a column, the lines of any other text."""
     lengths = sorted(len(line) for line in lines if line.strip())
     width = lengths[len(lengths) * 99 // 100] if lengths else 0
     if not WIDTHS[0] <= width <= WIDTHS[1] or len(lengths) == len(lines):  # no paragraphs
@@ -102,12 +105,12 @@ def unwrap(lines: Sequence[str]) -> Sequence[str]:
 
 
 def is_full(line: str, following: str, width: int) -> bool:
-    """Return whether the first word of the line that follows has no place at the end of a line."""
+    """Return whether the first word of the following line would not fit at the end of `line`."""
     return len(line) + 1 + len(following.split(maxsplit=1)[0]) > width
 
 
 def sentences_of(paragraph: str) -> list[str]:
-    """Return the sentences of a paragraph; one that is short goes with the next."""
+    """Split a paragraph into sentences; short ones are joined with the next."""
     pieces = [""]
     for sentence in SENTENCE.split(paragraph):
         if len(pieces[-1]) < SHORT:
@@ -118,9 +121,9 @@ def sentences_of(paragraph: str) -> list[str]:
 
 
 def score_lines(
-    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], Any] = no_progress
+    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], object] = no_progress
 ) -> list[float]:
-    """Return how much more likely each line is to matter than those around it, as a difference of log-odds.
+    """Score how relevant each line is compared to those around it, as a difference of log-odds.
 
     show: called with the number of lines read, and of all. Raises ContextError, MemoryLimitError.
     """
@@ -132,12 +135,12 @@ def score_lines(
     room = min(PART, model.context - len(asked) - len(verdicts.rest))
     parts = [*parts_of([len(line) + len(verdicts.rest) for line in ids], room)]
     odds = [0.0] * len(lines)
-    with closing(engine.sequence()) as begun:
-        begun.append(asked)
+    with closing(engine.sequence()) as prompt:
+        prompt.append(asked)
         for first in range(0, len(parts), LANES):
             some = parts[first : first + LANES]
             with ExitStack() as stack:
-                lanes = [stack.enter_context(closing(begun.fork())) for _ in some]
+                lanes = [stack.enter_context(closing(prompt.fork())) for _ in some]
                 for number, row in read_parts(engine, lanes, some, ids, verdicts):
                     odds[number] = float(row[verdicts.yes] - row[verdicts.no])
             show(some[-1].own.stop, len(lines))
@@ -145,16 +148,19 @@ def score_lines(
 
 
 def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
-    """Yield parts of lines; lengths: tokens of each line; room: for a part. Raises ContextError for a longer line."""
+    """Group lines into parts.
+
+    lengths: tokens of each line.  room: tokens of a part. Raises ContextError for a line that does not fit.
+    """
     start = 0
     while start < len(lengths):
         before = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
         while before and sum(lengths[at] for at in before) > room // 4:
             before = before[1:]
-        left = room - sum(lengths[at] for at in before)
+        remaining = room - sum(lengths[at] for at in before)
         end = start
-        while end < min(len(lengths), start + LINES) and lengths[end] <= left:
-            left -= lengths[end]
+        while end < min(len(lengths), start + LINES) and lengths[end] <= remaining:
+            remaining -= lengths[end]
             end += 1
         if end == start:
             raise ContextError(f"a line of {lengths[start]} tokens does not fit: use a larger context with -c N")
@@ -163,32 +169,36 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
 
 
 def read_parts(
-    engine: Any, lanes: "Sequence[Tokens]", parts: Sequence[Part], ids: Sequence[list[int]], verdicts: Verdicts
-) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each of the parts' own lines with the logits after it, float32 [vocab]."""
+    engine: "Engine", lanes: "Sequence[Tokens]", parts: Sequence[Part], ids: Sequence[list[int]], verdicts: Verdicts
+) -> Iterator[tuple[int, "np.ndarray"]]:
+    """Read parts concurrently; yield the number of each scored line with the logits after it, float32 [vocab].
+
+    lanes: a sequence for each part.  ids: the token ids of all lines.
+    """
     orders = [[*part.before, *part.own] for part in parts]
     for step in range(max(map(len, orders))):
-        there = [number for number, order in enumerate(orders) if step < len(order)]
+        running = [number for number, order in enumerate(orders) if step < len(order)]
         rest = verdicts.rest if step else []
-        reading = [(lanes[number], [*rest, *ids[orders[number][step]]]) for number in there]
-        for number, rows in zip(there, engine.run(reading, "last", False), strict=True):
+        reading = [(lanes[number], [*rest, *ids[orders[number][step]]]) for number in running]
+        for number, rows in zip(running, engine.run(reading, "last", False), strict=True):
             if step >= len(parts[number].before):
                 yield orders[number][step], rows[-1]
 
 
 def contrasts(odds: Sequence[float]) -> list[float]:
-    """Return how far each number is above the median of those around it."""
+    """Subtract from each number the median of those around it."""
     around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
     return [one - median(others or [one]) for one, others in zip(odds, around, strict=True)]
 
 
 def find_lines(
-    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], Any] = no_progress
+    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], object] = no_progress
 ) -> tuple[list[str], int]:
-    """Return the lines that matter most to a question, in their order, and how many were read.
+    """Return the lines that are most relevant to a question, in order, and how many were read.
 
-    Of lines that differ only in times, ids and numbers a sample is read, and all of them if the sample's are not of one
-    kind. A line that stands for others is followed by how many. room: in tokens. Raises ContextError, MemoryLimitError.
+    Lines that differ only in times, ids and numbers (a template) are sampled; all of them are read if the samples'
+    scores differ. A line that represents others is followed by their number. room: in tokens. Raises ContextError,
+    MemoryLimitError.
     """
     templates = templates_of(lines, question)
     chosen = sorted(number for each in templates for number in each.samples)
@@ -204,31 +214,31 @@ def find_lines(
 
 
 def scores_of(
-    model: "Model", question: str, lines: Sequence[str], chosen: Sequence[int], show: Callable[[int, int], Any]
+    model: "Model", question: str, lines: Sequence[str], chosen: Sequence[int], show: Callable[[int, int], object]
 ) -> dict[int, float]:
-    """Return the scores of some lines by their numbers, see score_lines."""
+    """Return the scores of the chosen lines by their numbers, see score_lines."""
     texts = [without_time(lines[number]) for number in chosen]
     return dict(zip(chosen, score_lines(model, question, texts, show), strict=True))
 
 
 def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:
-    """Return templates of which one line matters as much as any and another does not, of at most REREAD lines."""
-    best, left, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
+    """Return templates with both a relevant and an irrelevant sample, of at most REREAD lines together."""
+    best, remaining, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
     for each in sorted(templates, key=lambda each: -max(scores[at] for at in each.samples)):
         some = [scores[at] for at in each.samples]
-        if max(some) >= CLEAR * best and min(some) < SHARE / 2 * best and len(each.lines) <= left:
+        if max(some) >= CLEAR * best and min(some) < SHARE / 2 * best and len(each.lines) <= remaining:
             mixed.append(each)
-            left -= len(each.lines)
+            remaining -= len(each.lines)
     return mixed
 
 
 def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: Callable[[str], int]) -> list[int]:
-    """Return the numbers of the lines that matter most, in their order; room: in tokens, as `count` counts them."""
-    left, picked, least = min(room, PICKED), list[int](), SHARE * max(scores)
+    """Return the numbers of the best lines that fit, in order; room: in tokens.  count: counts a text's tokens."""
+    remaining, picked, least = min(room, PICKED), list[int](), SHARE * max(scores)
     for number in sorted(range(len(lines)), key=lambda number: -scores[number]):
         tokens = count(lines[number]) + 1
-        if scores[number] < least or tokens > left:
+        if scores[number] < least or tokens > remaining:
             break
         picked.append(number)
-        left -= tokens
+        remaining -= tokens
     return sorted(picked)

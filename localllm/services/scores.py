@@ -1,22 +1,22 @@
-"""Scores of a model's predictions: numbers per token of a text, and their statistics."""
+"""Scores of a model's predictions for the tokens of a text, and their statistics."""
 
 from dataclasses import field
 from math import exp, log, sqrt
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from localllm.frozen import frozen
 
 PERCENTILES = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
-LEAST = np.float32(-16)  # logarithm of a probability from which on a divergence takes no notice
+LEAST = np.float32(-16)  # tokens of a log probability below this are ignored in a divergence
 
 
 # ---- one token ------------------------------------------------------------------------------------------------------
 
 
 def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
-    """Return the log-sum-exp of float32 [vocab]; `scratch` has the same size."""
+    """Return the log-sum-exp of logits, float32 [vocab]; scratch: overwritten, of the same shape."""
     most = logits.max()
     np.subtract(logits, most, out=scratch)
     np.exp(scratch, out=scratch)
@@ -26,7 +26,7 @@ def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
 def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
     """Return the Kullback-Leibler divergence from the base to the logits' distribution, in nats.
 
-    base: log probabilities, float32 [vocab], which are overwritten.  log_sum: log_sum_exp of the logits.
+    base: log probabilities, float32 [vocab], overwritten.  log_sum: log_sum_exp of the logits.  scratch: overwritten.
     """
     np.subtract(base, logits, out=scratch)
     scratch += np.float32(log_sum)
@@ -44,22 +44,22 @@ def nothing() -> np.ndarray:
 
 @frozen
 class Prediction:
-    """The scores of a text in the chunks so far; float64 [scored tokens]."""
+    """The scores of a text's chunks so far; arrays are float64 [scored tokens]."""
 
     chunks: int = 0
     nll: np.ndarray = field(default_factory=nothing)  # -log of the probability of the text's token
 
     @property
     def perplexity(self) -> tuple[float, float]:
-        """exp(mean of nll), and its standard error."""
+        """Return exp(mean of nll), and its standard error."""
         return from_logarithm(*mean(self.nll))
 
     def plus(self, **chunk: np.ndarray) -> Self:
-        """Return it with one more chunk."""
+        """Return the scores with those of one more chunk; chunk: the arrays by name."""
         arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
         return type(self)(self.chunks + 1, **arrays)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the scores for JSON."""
         value, error = self.perplexity
         return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
@@ -76,21 +76,21 @@ class Comparison(Prediction):
 
     @property
     def base_perplexity(self) -> tuple[float, float]:
-        """Perplexity of the base, and its standard error."""
+        """Return the perplexity of the base, and its standard error."""
         return from_logarithm(*mean(self.base_nll))
 
     @property
     def ratio(self) -> tuple[float, float]:
-        """Ratio of the two perplexities, and its error, which is small as the tokens are the same."""
+        """Return the ratio of the two perplexities, and its standard error, which is small as they are correlated."""
         return from_logarithm(*mean(self.nll - self.base_nll))
 
     @property
     def rms_change(self) -> tuple[float, float]:
-        """Root mean square of the change, and its error."""
+        """Return the root mean square of the change, and its standard error."""
         square, error = mean(self.change**2)
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the scores for JSON; probabilities are from 0 to 1."""
         return super().facts() | {
             "base": name_error(*self.base_perplexity, "perplexity"),
@@ -107,7 +107,7 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def from_logarithm(value: float, error: float) -> tuple[float, float]:
-    """Convert a logarithm and its error to the number and its error."""
+    """Convert a logarithm and its error to the number and its error, by exp."""
     number = exp(min(value, 700.0))
     return number, number * error
 
@@ -116,7 +116,7 @@ def name_error(value: float, error: float, name: str = "mean") -> dict[str, floa
     return {name: value, "error": error}
 
 
-def statistics(values: np.ndarray) -> dict[str, Any]:
+def statistics(values: np.ndarray) -> dict[str, object]:
     """Return mean, extremes and percentiles; "50" is the median."""
     percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
     return name_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles

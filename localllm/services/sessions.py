@@ -1,12 +1,12 @@
-"""Store conversations on disk: a readable JSON Lines file for each, in the user's data folder.
+"""Stores conversations on disk: a readable JSON Lines file for each, in the user's data folder.
 
     {"session": 1, "created": "2026-11-22 10:34", "model": {"name": …, "path": …, "fingerprint": …}, "settings": {…}}
     {"role": "system", "content": "Be brief."}
     {"role": "user", "content": "Hi"}
     {"role": "assistant", "content": "Hello!", "finish": "stop", "tokens": 31}
 
-A turn is appended at once and flushed to disk before the next begins: a killed process loses at most the current turn,
-and a torn line of it is removed later. All other changes replace the whole file.
+Each turn is appended and flushed to disk before the next begins: a killed process loses at most the current turn, of
+which an incomplete line is removed later. All other changes replace the whole file.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.folders import data_folder, make_private
@@ -26,19 +26,20 @@ from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
 from localllm.system.files import name_problem, open_file, sync
+from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
     from localllm.files.gguf.file import GGUFFile
 
-Line = dict[str, Any]  # a message: role and content, and perhaps thinking, finish and tokens
-NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # its file's has less than 255 bytes, and is in no other folder
+Line = Message  # may also have finish, the finish_reason, and tokens, of the context up to here
+NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # without slashes; in UTF-8 below the limit of 255 bytes for file names
 ENDING = ".jsonl"
 ROLES = ("system", "user", "assistant", "tool")
 
 
 @frozen
 class SessionModel:
-    """The model of a session; fingerprint: of its weights, independent of the path."""
+    """The model of a session; fingerprint: identifies its weights, wherever the file is."""
 
     name: str = ""
     path: str = ""
@@ -50,12 +51,12 @@ class SavedChat:
     """The content of a session's file.
 
     Attributes:
-        model: the model in use.  settings: options by name.  created: a date.  messages: lines, in order.
-        trunk: the first of the sessions that this one branched off from, "" for none.
+        model: the model in use.  settings: options by name.  created: date and time.  messages: in order.
+        trunk: the original session from which this one was branched, "" if it was not.
     """
 
     model: SessionModel = field(default_factory=SessionModel)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     messages: list[Line] = field(default_factory=list)
     trunk: str = ""
@@ -69,7 +70,7 @@ class SavedChat:
 
 @frozen
 class Listed:
-    """A session in a list; damage: why it cannot be read, or ""."""
+    """A session in a list; damage: why it cannot be read, "" if it can."""
 
     name: str
     used: float  # seconds since 1970
@@ -95,9 +96,9 @@ def exists(name: str) -> bool:
 
 
 def read(name: str) -> SavedChat:
-    """Read a session without an incomplete turn at its end.
+    """Read a session, without an incomplete last turn.
 
-    Raises UsageError, naming the line; LocalllmError.
+    Raises UsageError, which names the damaged line, and LocalllmError.
     """
     return parse(_content(path_of(name), name), f"the session {name!r}")[0]
 
@@ -118,7 +119,7 @@ def parse(data: bytes, what: str) -> tuple[SavedChat, int]:
     incomplete turn.
     """
     *lines, torn = data.split(b"\n")
-    if torn and _json(torn) is not None:  # a person has edited it
+    if torn and _json(torn) is not None:  # complete, as after editing by hand
         lines.append(torn)
     header = _json(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
@@ -153,7 +154,7 @@ def _message(line: bytes, number: int, what: str) -> Line:
     return message
 
 
-def are_paths(value: Any) -> bool:
+def are_paths(value: object) -> bool:
     """Return whether a value is a message's list of image paths."""
     return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
@@ -171,16 +172,16 @@ class SessionFile:
 
     Attributes:
         name: of the session.  chat: the file's content.  is_new: whether the file did not exist.
-        lost: whether an incomplete turn was removed.
+        lost: whether an incomplete last turn was removed.
     """
 
     def __init__(self, name: str):
         """Open or create a session.
 
-        Raises UsageError for an invalid name, a damaged file or one that is open in another chat; others.
+        Raises UsageError for an invalid name, a damaged file or one that is open in another chat; LocalllmError.
         """
         self.name, self._path = name, path_of(name)
-        self._is_written = True  # whether the file has all of the conversation
+        self._is_written = True  # whether the file has the whole conversation
         make_private(folder())
         self._only = ExclusiveWriter(str(self._path))
         try:
@@ -197,7 +198,7 @@ class SessionFile:
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
                 with suppress(OSError):
-                    os.utime(self._path)  # it is the latest now
+                    os.utime(self._path)  # sorted first among sessions
         except BaseException:
             self.close()
             raise
@@ -239,7 +240,7 @@ class SessionFile:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Append everything and flush it to disk, or nothing. Raises OSError."""
+    """Append data and flush it to disk; remove an incomplete part of it on failure. Raises OSError."""
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
         before, rest = os.fstat(descriptor).st_size, memoryview(data)
@@ -260,14 +261,14 @@ def names() -> list[str]:
 
 
 def branches(name: str) -> list[str]:
-    """List all sessions with the same trunk as this one, itself included."""
+    """List the names of all sessions with the same trunk as this one, itself included."""
     trunks = {each: _trunk(each) for each in names()}
     own = trunks.get(name, name)
     return sorted({name, *(each for each, trunk in trunks.items() if trunk == own)})
 
 
 def _trunk(name: str) -> str:
-    """Read from its first line where a session branched off; its own name if it did not."""
+    """Read the trunk from a session's first line; return its own name if it has none."""
     with suppress(OSError), open(path_of(name), "rb") as file:
         return str((_json(file.readline()) or {}).get("trunk") or name)
     return name
@@ -281,28 +282,28 @@ def _find() -> Iterable[tuple[float, str]]:
         return
     for item in items:
         name = item.name.removesuffix(ENDING)
-        with suppress(OSError):  # it may have gone meanwhile
+        with suppress(OSError):  # removed since it was listed
             if name != item.name and NAME.fullmatch(name) and item.is_file():
                 yield item.stat().st_mtime, name
 
 
 def list_sessions() -> list[Listed]:
     """List all sessions, most recent first."""
-    found = []
+    listed = []
     for used, name in sorted(_find(), reverse=True):
         try:
-            found.append(Listed(name, used, read(name)))
+            listed.append(Listed(name, used, read(name)))
         except LocalllmError as error:
-            found.append(Listed(name, used, SavedChat(), str(error)))
-    return found
+            listed.append(Listed(name, used, SavedChat(), str(error)))
+    return listed
 
 
 def latest_name() -> str:
     """Return the name of the most recent session. Raises UsageError if there is none."""
-    found = names()
-    if not found:
+    recent = names()
+    if not recent:
         raise UsageError("there are no sessions yet; start one with `localllm chat --session NAME` or /save NAME")
-    return found[0]
+    return recent[0]
 
 
 def remove(name: str) -> None:
@@ -322,20 +323,20 @@ def remove(name: str) -> None:
 
 
 def visible_fields(messages: Sequence[Line]) -> list[Line]:
-    """Remove the fields of messages that models and templates must not see."""
+    """Return messages with only those fields that chat templates may use."""
     known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
     return [{name: message[name] for name in known if name in message} for message in messages]
 
 
 def format_message(message: Line) -> str:
-    """Format a message for reading, with its tool calls."""
+    """Format a message with its tool calls as text."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 def fingerprint(file: "GGUFFile") -> str:
-    """Identify a model by its tensors' shapes and formats and samples of them: 16 hexadecimal digits."""
+    """Hash a model's tensors: shapes, formats and samples of the data. Returns 16 hexadecimal digits."""
     import hashlib
 
     from localllm.engine.memory.fingerprint import sample

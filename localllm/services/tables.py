@@ -1,6 +1,6 @@
-"""Read tables as records, and write tables with the answers as new columns: CSV, TSV, Parquet and Excel files.
+"""Reads tables as records, and writes tables with answers as new columns: CSV, TSV, Parquet and Excel.
 
-pyarrow reads and writes Parquet, openpyxl Excel; both are extras, imported where they are needed.
+pyarrow reads and writes Parquet, openpyxl Excel; both are optional and imported when needed.
 """
 
 import csv
@@ -9,16 +9,16 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.services.records import Record
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"}
-DELIMITERS = ",;\t|"  # of CSV; the one that the header has most often
+DELIMITERS = ",;\t|"  # of CSV; the most frequent one of the header is used
 OUTPUT, ERROR, PROBABILITY = "output", "error", "probability"
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 @frozen
@@ -26,8 +26,8 @@ class Table:
     """The rows of a table.
 
     Attributes:
-        kind: one of the values of KINDS.  columns: their names.  delimiter: between the cells of text.
-        records: one for each row, whose id is its number from 1.  rows: the same with values of the file's own types.
+        kind: one of the values of KINDS.  columns: their names.  delimiter: of CSV and TSV.
+        records: one for each row; the id is the row's number, from 1.  rows: the same, with the file's own types.
     """
 
     kind: str
@@ -43,23 +43,24 @@ def kind_of(name: str | None) -> str:
 
 
 def read_table(data: bytes, text: str, kind: str, name: str) -> Table:
-    """Read a table of this kind.
+    """Read a table.
 
-    data: the file.  text: the same decoded, for text.  name: what errors call it. Raises UsageError.
+    data: the file's content.  text: the decoded content, for CSV and TSV.  name: of the file, for errors. Raises
+    UsageError.
     """
     if kind in ("csv", "tsv"):
         return read_text_table(text, kind, name)
     columns, rows = (read_parquet if kind == "parquet" else read_excel)(data, name)
     require_columns(columns, name)
     records = [
-        Record(number, {key: plain(value) for key, value in row.items() if value is not None})
+        Record(number, {key: json_value(value) for key, value in row.items() if value is not None})
         for number, row in enumerate(rows, 1)
     ]
     return Table(kind, columns, records, rows)
 
 
 def read_text_table(text: str, kind: str, name: str) -> Table:
-    """Read CSV or TSV with a header, see RFC 4180. Raises UsageError."""
+    """Read CSV (RFC 4180) or TSV with a header. Raises UsageError."""
     first = text.split("\n", 1)[0]
     delimiter = "\t" if kind == "tsv" else max(DELIMITERS, key=first.count)
     csv.field_size_limit(1 << 30)
@@ -69,15 +70,16 @@ def read_text_table(text: str, kind: str, name: str) -> Table:
         raise UsageError(f"{name}: not a table: {error}") from None
     columns = [each.strip() for each in header]
     require_columns(columns, name)
-    records = list[Record]()
+    records, rows = list[Record](), list[Row]()
     for number, cells in enumerate(lines, 1):
         problem = f"row {number} has {len(cells)} cells, the header {len(columns)}" if len(cells) > len(columns) else ""
-        records.append(Record(number, dict(zip(columns, [*cells, *[""] * len(columns)], strict=False)), problem))
-    return Table(kind, columns, records, [record.input for record in records], delimiter)
+        rows.append(dict(zip(columns, [*cells, *[""] * len(columns)], strict=False)))
+        records.append(Record(number, rows[-1], problem))
+    return Table(kind, columns, records, rows, delimiter)
 
 
 def require_columns(columns: Sequence[str], name: str) -> None:
-    """Raise UsageError unless all columns have different names."""
+    """Raise UsageError unless there are columns, all with different names."""
     if not columns:
         raise UsageError(f"{name}: this table is empty: its first row should name the columns")
     if not all(columns):
@@ -86,8 +88,8 @@ def require_columns(columns: Sequence[str], name: str) -> None:
         raise UsageError(f"{name}: two columns are named {double[0]!r}")
 
 
-def extra(module: str, what: str) -> Any:
-    """Import a library of the extra "tables". Raises UsageError if it is missing."""
+def extra(module: str, what: str) -> ModuleType:
+    """Import a library of the extra "tables" to read or write `what`. Raises UsageError if it is missing."""
     try:
         return import_module(module)
     except ImportError:
@@ -118,12 +120,12 @@ def read_excel(data: bytes, name: str) -> tuple[list[str], list[Row]]:
     return columns, [dict(zip(columns, line, strict=False)) for line in lines[1:]]
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it; dates and the like as text."""
+def json_value(value: object) -> object:
+    """Convert a value to JSON; dates and other types become text, NaN null."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [json_value(each) for each in value]
     if isinstance(value, float) and value != value:
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
@@ -135,39 +137,40 @@ def plain(value: Any) -> Any:
 def answer_columns(
     results: Iterable[Row], properties: Sequence[str], taken: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Name the new columns, each with where its values are in a result.
+    """Return the new columns, each with the path of its values in a result.
 
-    properties: of the answers' schema, in order; without any, those of answers that are objects.  taken: other columns.
+    properties: of the answers' schema, in order; if there are none, the keys of answers that are objects are used.
+    taken: names of other columns.
     """
-    found = dict.fromkeys(properties)
+    keys = dict.fromkeys(properties)
     whole = probable = failed = False
     for result in results:
         if ERROR in result:
             failed = True
-        elif isinstance(result[OUTPUT], dict):
-            found |= dict.fromkeys(result[OUTPUT])
+        elif isinstance(output := result[OUTPUT], dict):
+            keys |= dict.fromkeys(output)
         else:
             whole = True
         probable = probable or "probabilities" in result
-    paths: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in found}
-    paths |= {OUTPUT: (OUTPUT,)} if whole or not found else {}
+    paths: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in keys}
+    paths |= {OUTPUT: (OUTPUT,)} if whole or not keys else {}
     paths |= {PROBABILITY: ("probabilities",)} if probable else {}
     paths |= {ERROR: (ERROR,)} if failed else {}
     return {free_name(name, {*taken}): path for name, path in paths.items()}
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """Return a column's name that no other column has."""
+    """Return a name that no other column has."""
     while name in taken:
         name = f"answer_{name}"
     return name
 
 
-def value_at(result: Row, path: tuple[str, ...]) -> Any:
-    """Return a result's value for a column, None if it has none."""
+def value_at(result: Row, path: tuple[str, ...]) -> object:
+    """Return a result's value for a column, None if it has none; of probabilities, the output's."""
     if path == ("probabilities",):
-        return (result.get("probabilities") or {}).get(result.get(OUTPUT))
-    value: Any = result
+        path = "probabilities", str(result.get(OUTPUT))
+    value: object = result
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -176,32 +179,32 @@ def value_at(result: Row, path: tuple[str, ...]) -> Any:
 def join_rows(
     records: Sequence[Record],
     rows: Sequence[Row],
-    results: Mapping[Any, Row],
+    results: Mapping[object, Row],
     properties: Sequence[str],
     named: Sequence[str] = (),
 ) -> tuple[list[str], Iterator[Row]]:
-    """Return the columns of a table with answers, and its rows: those of records that have a result.
+    """Add answers to a table: return its columns, and the rows of records that have a result.
 
-    named: columns that it has even without rows.
+    named: columns that the table has even without rows.
     """
     columns = dict.fromkeys([*named, *(key for row in rows for key in row)])
     new = answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])
 
-    def made() -> Iterator[Row]:
+    def joined() -> Iterator[Row]:
         for record, row in zip(records, rows, strict=True):
             if (result := results.get(record.id)) is not None:
                 yield {**row, **{name: value_at(result, path) for name, path in new.items()}}
 
-    return [*columns, *new], made()
+    return [*columns, *new], joined()
 
 
 def rows_of(records: Sequence[Record]) -> list[Row]:
-    """Return records as rows: objects, and plain lines as a column "line"."""
+    """Convert records to rows; plain lines get the column "line"."""
     return [record.input if isinstance(record.input, dict) else {"line": record.input} for record in records]
 
 
-def cell(value: Any) -> Any:
-    """Return a value as a cell of text."""
+def cell(value: object) -> object:
+    """Convert a value to a cell of CSV."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -210,7 +213,7 @@ def cell(value: Any) -> Any:
 
 
 def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, header: bool = True) -> Iterator[str]:
-    """Yield the lines of CSV, each with its line break; quoted as RFC 4180 says."""
+    """Yield the lines of CSV with their line breaks, quoted as in RFC 4180."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
     for line in [columns] if header else []:
@@ -224,36 +227,36 @@ def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, heade
 
 
 def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -> bytes:
-    """Return a table's file. Raises UsageError if a library is missing."""
+    """Encode a table as a file of this kind. Raises UsageError if a library is missing."""
     if kind in ("csv", "tsv"):
         return "".join(text_rows(columns, rows, "\t" if kind == "tsv" else delimiter)).encode(errors="replace")
-    made = io.BytesIO()
+    file = io.BytesIO()
     if kind == "xlsx":
         book = extra("openpyxl", "Excel").Workbook(write_only=True)
         sheet = book.create_sheet()
         sheet.append([*columns])
         for row in rows:
             sheet.append([excel_value(row.get(column)) for column in columns])
-        book.save(made)
-        return made.getvalue()
+        book.save(file)
+        return file.getvalue()
     arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
     whole = [*rows]
     parquet.write_table(
-        arrow.table({name: arrow_column(arrow, [row.get(name) for row in whole]) for name in columns}), made
+        arrow.table({name: arrow_column(arrow, [row.get(name) for row in whole]) for name in columns}), file
     )
-    return made.getvalue()
+    return file.getvalue()
 
 
-def excel_value(value: Any) -> Any:
-    """Return a value as a cell of Excel: no control characters, which its files cannot hold."""
+def excel_value(value: object) -> object:
+    """Convert a value to a cell of Excel, without control characters, which Excel files cannot have."""
     value = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
     if isinstance(value, str):
         return "".join(each for each in value if each >= " " or each in "\t\n\r")
     return value
 
 
-def arrow_column(arrow: Any, values: list[Any]) -> Any:
-    """Return a column; one of several types is text."""
+def arrow_column(arrow: ModuleType, values: list[object]) -> object:
+    """Make an Arrow array of values, as text if they have several types; arrow: the module pyarrow."""
     try:
         return arrow.array(values)
     except arrow.ArrowException:

@@ -1,4 +1,4 @@
-"""Costs of a token: bytes read and multiplications."""
+"""The cost of a token: bytes of weights and multiplications."""
 
 from collections.abc import Mapping
 from math import prod
@@ -12,16 +12,15 @@ from localllm.frozen import frozen
 class MatrixCosts:
     """Costs of a model's matrix products, by matrix; norms and attention are not counted."""
 
-    weight_bytes: int  # that one token of decode reads
+    weight_bytes: int  # read for one token of decode
     per_token: int  # multiply-adds of all matrices but the output matrix
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
-        """Sum the costs of tensors.
+        """Sum the costs of tensors; experts_used: experts per token. Raises ModelError.
 
-        One row of the embedding matrix is read, unless it is the output matrix too; among experts, those that a token
-        uses. Raises ModelError.
+        The embedding matrix is not counted, since only one row is read, unless it is the output matrix, too.
         """
         weights = Weights(tensors)
         output = (weights.get("output") or weights.token_embd).tensor

@@ -1,7 +1,7 @@
-"""Check that a model file is consistent without running it; commands do so with any file.
+"""Checks that a model file is consistent without running it.
 
-GGUFFile.open has checked counts, lengths and offsets. This checks their meaning: hyperparameters, the tensors that
-they require, the vocabulary. `require_numbers` reads every weight as well, and takes as long as that takes.
+GGUFFile.open has checked counts, lengths and offsets. Here the hyperparameters, the tensors that they require, and the
+vocabulary are checked. `require_numbers` also reads every weight.
 """
 
 from localllm.arch import architecture
@@ -19,17 +19,16 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 
 VOCABULARY = "tokenizer.ggml."
-CHUNK = 1 << 20  # weights that are looked at together
+CHUNK = 1 << 20  # weights that are checked at a time
 
 
 @frozen
 class Validity:
-    """The findings about a file.
+    """The result of a check.
 
     Attributes:
-        hyperparameters: None if localllm cannot read them, or if it is no model.  vision: of a projector.
-        problem: why it cannot run, None if it can.
-        is_valid: false if the problem is the file's.
+        hyperparameters: None if they cannot be read, or if the file is no language model.  vision: of a projector.
+        problem: why the file cannot run, None if it can.  is_valid: false if the file itself is damaged.
     """
 
     hyperparameters: Hyperparameters | None
@@ -42,10 +41,7 @@ class Validity:
 
 
 def check_validity(file: GGUFFile) -> Validity:
-    """Check everything but the weights of matrices.
-
-    A file without vocabulary or without tensors is valid.
-    """
+    """Check everything but the values of weights. A file without vocabulary or without tensors is valid."""
     hyperparameters = None
     arch = file.metadata.get("general.architecture")
     if isinstance(arch, str) and arch == CLIP:
@@ -75,7 +71,7 @@ def check_projector(file: GGUFFile) -> Validity:
 
 
 def check_pair(file: GGUFFile) -> Validity:
-    """Check a file that embeds images and texts. Raises ModelError."""
+    """Check a CLIP model of images and texts. Raises ModelError."""
     from localllm.text.clip_words import ClipWords  # seldom needed
 
     ClipWords(file.metadata, file.path)
@@ -86,9 +82,9 @@ def check_pair(file: GGUFFile) -> Validity:
 
 def require_valid(file: GGUFFile) -> None:
     """Raise ModelError for an invalid file; an unsupported one passes."""
-    found = check_validity(file)
-    if found.problem and not found.is_valid:
-        raise found.problem
+    validity = check_validity(file)
+    if validity.problem and not validity.is_valid:
+        raise validity.problem
 
 
 def require_vocabulary(file: GGUFFile) -> None:
@@ -102,7 +98,7 @@ def require_vocabulary(file: GGUFFile) -> None:
         Tokenizer.from_metadata(file.metadata, file.oddities)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
-    if mark and len(file.oddities) == known_oddities:  # others are told every time
+    if mark and len(file.oddities) == known_oddities:  # warnings are repeated each time
         remember("vocabulary", mark)
 
 

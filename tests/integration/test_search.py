@@ -11,7 +11,7 @@ from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import UsageError
-from localllm.services.search.answers import cited
+from localllm.services.search.answers import cited_places
 from localllm.services.search.files import Filter, matches, text_files
 from localllm.services.search.index import Index
 from localllm.services.search.passages import Passage, cut_into_passages
@@ -310,8 +310,8 @@ def test_an_answer_with_its_places(cli, folder: Path):
 
 def test_what_is_cited():
     passages = [Passage("a", 1, 2, ""), Passage("b", 7, 9, ""), Passage("c", 3, 3, "")]
-    assert cited("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
-    assert cited("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
+    assert cited_places("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
+    assert cited_places("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
 
 
 def test_meaning_by_a_model(cli, folder: Path, model_path):

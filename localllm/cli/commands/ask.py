@@ -38,7 +38,7 @@ def ask(
     """Answer a question from files, and cite the passages.
 
     Searches as `localllm search` does, gives the model the best passages, and prints below the answer which of them it
-    has cited, with file and line.
+    cites, with file and line.
 
     Examples:
       localllm ask docs "how do I resume a map?" -m qwen3-4b
@@ -46,7 +46,7 @@ def ask(
     """
     from localllm.cli.searching import opened_search, places_and_question
     from localllm.cli.terminal.render import stream
-    from localllm.services.search.answers import cited, prompt_of
+    from localllm.services.search.answers import cited_places, prompt_of
 
     if model is None and paths and len(paths) > 1 and paths[0].endswith(".gguf"):
         model, *paths = paths  # as the other commands have it
@@ -68,5 +68,5 @@ def ask(
             raise KeyboardInterrupt
         if len(used) < len(hits):
             say(f"localllm: {len(used)} of {len(hits)} passages fit the context of {answering.context} tokens")
-        write("".join(f"{line}\n" for line in ["", *cited(answer.text, used)]))
+        write("".join(f"{line}\n" for line in ["", *cited_places(answer.text, used)]))
         opening.finish_writes(answering)

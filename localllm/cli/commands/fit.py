@@ -1,4 +1,4 @@
-"""localllm fit: whether a model fits this computer, before it is here."""
+"""localllm fit: estimate whether a model fits into memory, before it is downloaded."""
 
 import json
 import sys
@@ -13,6 +13,9 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from localllm.services.fit import MemoryFit, ModelFit
+    from localllm.services.fit_all import FitRow
 
 
 def fit(
@@ -105,7 +108,7 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
 
 
 def ranking(facts: dict[str, Any]) -> "Sequence[str]":
-    """Build the table of --all: a line per model."""
+    """Build the table of --all, with a line for each model."""
     header = ("name", "memory", "tokens/s", "fits", "weights", "file", "here")
     memory = f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"
     note = (
@@ -114,7 +117,7 @@ def ranking(facts: dict[str, Any]) -> "Sequence[str]":
     return [*table(header, [*map(line_of, facts["models"])]), "", f"Memory: {memory}. {note}"]
 
 
-def line_of(row: dict[str, Any]) -> tuple[str, ...]:
+def line_of(row: "FitRow") -> tuple[str, ...]:
     """Format a model's line of --all."""
     if "problem" in row:
         return (one_line(row["name"]), "", "", "cannot run", "", "", "yes")
@@ -125,7 +128,7 @@ def line_of(row: dict[str, Any]) -> tuple[str, ...]:
     return (one_line(row["name"]), size(row["needed_bytes"]) + more, speed, fits, *sizes, here)
 
 
-def summary(facts: dict[str, Any]) -> "Sequence[str]":
+def summary(facts: "ModelFit") -> "Sequence[str]":
     """Describe the model and the memory, one fact per line."""
     each = size(facts["weight_bytes_per_token"])
     share = f", of which each token reads {each}" if makes_text(facts) else ""
@@ -140,29 +143,29 @@ def summary(facts: dict[str, Any]) -> "Sequence[str]":
     return fact_lines(lines)
 
 
-def needs(facts: dict[str, Any]) -> "Sequence[str]":
+def needs(facts: "ModelFit") -> "Sequence[str]":
     """Build the table: a row per context length, memory and speed per type of KV cache."""
     kinds, rows = [*facts["longest"]], facts["rows"]
     if not makes_text(facts):
         return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
     header = ("context", *(f"{kind}  tokens/s" for kind in kinds))
-    by_place = {(row["context"], row["kv_type"]): row for row in rows}
+    by_key = {(row["context"], row["kv_type"]): row for row in rows}
     contexts = sorted({row["context"] for row in rows})
-    return table(header, [(str(context), *(cell(by_place[context, kind]) for kind in kinds)) for context in contexts])
+    return table(header, [(str(context), *(cell(by_key[context, kind]) for kind in kinds)) for context in contexts])
 
 
-def makes_text(facts: dict[str, Any]) -> bool:
-    """Not only vectors or scores."""
+def makes_text(facts: "ModelFit") -> bool:
+    """Return whether the model generates text, not only embeddings or scores."""
     return all(row["tokens_per_s"] is not None for row in facts["rows"])
 
 
-def cell(row: dict[str, Any]) -> str:
+def cell(row: "MemoryFit") -> str:
     """Format the memory needed and the speed; if it does not fit, "too much" replaces the speed."""
     speed = f"{row['tokens_per_s']:.1f}" if row["fits"] else "too much"
     return f"{size(row['needed_bytes'])}  {speed:>8}"
 
 
-def conclusion(facts: dict[str, Any]) -> str:
+def conclusion(facts: "ModelFit") -> str:
     """Summarize in a sentence whether the model fits."""
     longest = facts["longest"]
     if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):

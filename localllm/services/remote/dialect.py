@@ -1,8 +1,7 @@
-"""Differences between servers with OpenAI's interface, which are detected by /v1/models."""
+"""Differences between servers with OpenAI's API; /v1/models tells which program a server is."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -26,8 +25,8 @@ class Dialect:
     """The features that one server program supports.
 
     Attributes:
-        sampling: its names of options.  grammar, regex: its fields for them, "" if it has none.
-        variables: whether it accepts template variables.
+        sampling: the server's option names by localllm's.  grammar, regex: the request's fields for them, "" if there
+            are none.  variables: whether it accepts chat_template_kwargs.
     """
 
     name: str
@@ -54,13 +53,13 @@ OTHER = Dialect("a server of OpenAI's interface", OPENAI, variables=False)
 
 @frozen
 class Form:
-    """The output format that the user asked for: at most one of the first three.
+    """The required output format: a JSON schema, a grammar (GBNF), a regular expression, or none.
 
     Attributes:
-        additional_properties: whether objects may have others where the schema does not say.
+        additional_properties: whether objects may have further properties if the schema does not say.
     """
 
-    schema: Any = None
+    schema: object = None
     grammar: str | None = None
     regex: str | None = None
     additional_properties: bool = False
@@ -70,9 +69,9 @@ class Form:
         return self.schema is None and self.grammar is None and self.regex is None
 
 
-def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, Any]:
-    """Build the fields of a request. Raises UsageError for what this server does not support."""
-    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
+def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, object]:
+    """Build the fields of a request. Raises UsageError for options that the server does not support."""
+    request: dict[str, object] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
     if options.ban:
@@ -97,14 +96,14 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     return request
 
 
-def to_json(value: Any) -> Any:
-    """Convert a value for JSON."""
+def to_json(value: object) -> object:
+    """Convert an option to JSON; biases are limited to -100 to 100, OpenAI's range."""
     if isinstance(value, Mapping):
         return {str(key): max(-100.0, min(100.0, bias)) for key, bias in value.items()}
     return [*value] if isinstance(value, tuple) else value
 
 
-def format_fields(form: Form, dialect: Dialect) -> dict[str, Any]:
+def format_fields(form: Form, dialect: Dialect) -> dict[str, object]:
     """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
@@ -123,24 +122,24 @@ def format_fields(form: Form, dialect: Dialect) -> dict[str, Any]:
     return {}
 
 
-def reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, Any]:
+def reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, object]:
     """Build the fields for reasoning and the chat template's variables."""
-    found: dict[str, Any] = {}
+    request: dict[str, object] = {}
     variables = dict(options.template_variables)
     if dialect.name == "localllm":
-        found |= {"think": options.think} if options.think != "auto" else {}
-        found |= {} if options.think_budget is None else {"think_budget": options.think_budget}
+        request |= {"think": options.think} if options.think != "auto" else {}
+        request |= {} if options.think_budget is None else {"think_budget": options.think_budget}
     elif options.think_budget is not None:
         raise refusal("think_budget", dialect)
     elif options.think in EFFORTS:
-        found["reasoning_effort"] = options.think
+        request["reasoning_effort"] = options.think
     elif options.think != "auto":
         if not dialect.variables:
             raise refusal("think", dialect)
         variables["enable_thinking"] = options.think == "on"
     if variables and not dialect.variables:
         raise refusal("template_var", dialect)
-    return {**found, "chat_template_kwargs": variables} if variables else found
+    return {**request, "chat_template_kwargs": variables} if variables else request
 
 
 def refusal(name: str, dialect: Dialect) -> UsageError:

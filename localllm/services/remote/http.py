@@ -1,20 +1,21 @@
-"""HTTP client for servers with OpenAI's interface: requests, server-sent events, one-line errors."""
+"""HTTP client for servers with OpenAI's API: requests, server-sent events, errors of one line."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from time import sleep
-from typing import Any
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.services.proxies import http_proxy_for
 
-CONNECT, READ = 20.0, 600.0  # seconds for a connection, and without a byte of an answer
-MOST = 64 << 20  # bytes of a response, or of a line of one
-TRIES, LONGEST_WAIT = 5, 30.0  # of a request that the server is too busy for; seconds
+CONNECT, READ = 20.0, 600.0  # timeouts in seconds: for a connection, and for the next byte of a response
+MOST = 64 << 20  # bytes of a response, or of one line of a stream
+TRIES, LONGEST_WAIT = 5, 30.0  # attempts while the server is busy; most seconds between two
+T = TypeVar("T")
 BUSY = (429, 500, 502, 503, 504)
 TOO_LONG = ("context length", "context size", "maximum context", "context window")
 
@@ -28,7 +29,7 @@ class Endpoint:
     """A server's address and key.
 
     Attributes:
-        url: up to /v1.  key: the key, or None.
+        url: ends with /v1.  key: the API key, or None.  seconds: timeout for the next byte of a response.
     """
 
     url: str
@@ -40,27 +41,27 @@ class Endpoint:
         """Parse an address. Raises UsageError if it is invalid."""
         try:
             parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
-            known = False
-        if not known or parts.query or parts.fragment or parts.username:
+            is_valid = False
+        if not is_valid or parts.query or parts.fragment or parts.username:
             raise UsageError(f"endpoint should be the address of a server, as http://127.0.0.1:8000/v1, not {url!r}")
         if key is not None and not (key.isascii() and key.isprintable()):
             raise UsageError("the key of the endpoint should be printable ASCII")
         return cls(url.rstrip("/") + "/v1" * (parts.path in ("", "/")), key)
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, object]:
         """Get JSON. Raises EndpointError."""
         with closing(self._connection()) as connection:
             return self._json(self._ask(connection, "GET", path))
 
-    def post(self, path: str, body: Any) -> Any:
+    def post(self, path: str, body: object) -> dict[str, object]:
         """Post JSON and return JSON. Raises EndpointError, ContextError."""
         with closing(self._connection()) as connection:
             return self._json(self._ask(connection, "POST", path, body))
 
-    def events(self, path: str, body: Any) -> Iterator[Any]:
-        """Yield the events of a stream. Raises EndpointError, also if it breaks off, and ContextError."""
+    def events(self, path: str, body: object) -> Iterator[dict[str, object]]:
+        """Post JSON and yield the server-sent events. Raises ContextError, EndpointError, also for a broken stream."""
         with closing(self._connection()) as connection:
             response = self._ask(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
@@ -69,7 +70,7 @@ class Endpoint:
                 )
             yield from self._data(response)
 
-    def _data(self, response: HTTPResponse) -> Iterator[Any]:
+    def _data(self, response: HTTPResponse) -> Iterator[dict[str, object]]:
         while True:
             line = self._sure(lambda: response.readline(MOST))
             if not line:
@@ -79,13 +80,13 @@ class Endpoint:
                 continue
             if value.strip() == b"[DONE]":
                 return
-            told = self._parse(value)
-            if told.get("error"):
-                raise self._refusal(0, told)
-            yield told
+            event = self._parse(value)
+            if event.get("error"):
+                raise self._refusal(0, event)
+            yield event
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
-        """Send a request, and again while the server is busy or loading its model."""
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: object = None) -> HTTPResponse:
+        """Send a request; repeat it while the server is busy or loads its model."""
         data, wait = None if body is None else json.dumps(body).encode(), 1.0
         for attempt in range(TRIES):
             response = self._response(connection, method, path, data)
@@ -117,7 +118,7 @@ class Endpoint:
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         address, proxy = urlsplit(self.url).path + path, http_proxy_for(self.url)
-        if proxy and self.url.startswith("http:"):  # it is told the whole address
+        if proxy and self.url.startswith("http:"):  # a proxy needs the whole address
             address, headers = self.url + path, headers | proxy.headers
 
         def ask() -> HTTPResponse:
@@ -126,10 +127,9 @@ class Endpoint:
             connection.request(method, address, body, headers)
             return connection.getresponse()
 
-        result: HTTPResponse = self._sure(ask)
-        return result
+        return self._sure(ask)
 
-    def _sure(self, act: Callable[[], Any]) -> Any:
+    def _sure(self, act: Callable[[], T]) -> T:
         """Call `act`. Raises EndpointError for any connection failure."""
         try:
             return act()
@@ -141,12 +141,12 @@ class Endpoint:
             through = f" through {proxy.variable}, {proxy.url}" if proxy else ""
             raise EndpointError(f"{self.url} cannot be reached{through}: {reason}") from None
 
-    def _json(self, response: HTTPResponse, is_error: bool = False) -> Any:
+    def _json(self, response: HTTPResponse, is_error: bool = False) -> dict[str, object]:
         data = self._sure(lambda: response.read(MOST))
         return self._parse(data, {} if is_error else None)
 
-    def _parse(self, data: bytes, usual: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Parse an object; `usual` replaces invalid JSON, else EndpointError is raised."""
+    def _parse(self, data: bytes, usual: dict[str, object] | None = None) -> dict[str, object]:
+        """Parse a JSON object; return `usual` for anything else, or raise EndpointError if it is None."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -157,9 +157,9 @@ class Endpoint:
             return usual
         raise EndpointError(f"{self.url} sent an invalid JSON object: {data.strip()[:60].decode(errors='replace')!r}")
 
-    def _refusal(self, status: int, told: dict[str, Any]) -> LocalllmError:
+    def _refusal(self, status: int, response: dict[str, object]) -> LocalllmError:
         """Convert a server's error response to an exception."""
-        error = told.get("error", told)
+        error = response.get("error", response)
         message = error.get("message") if isinstance(error, dict) else error
         reason = " ".join(str(message or "no reason is given").split())[:500]
         if any(words in reason.lower() for words in TOO_LONG) or "context_length" in str(error)[:2000]:
@@ -170,3 +170,18 @@ class Endpoint:
             )
             return EndpointError(f"{self.url} {how} ({status}: {reason})")
         return EndpointError(f"{self.url} refuses{f' ({status})' if status else ''}: {reason}")
+
+
+def json_object(value: object) -> dict[str, object]:
+    """Return a JSON value that is an object, {} for any other."""
+    return value if isinstance(value, dict) else {}
+
+
+def json_objects(value: object) -> list[dict[str, object]]:
+    """Return the objects in a JSON array, [] for any other value."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def json_count(value: object) -> int:
+    """Return a JSON value that is an integer, 0 for any other."""
+    return value if isinstance(value, int) else 0

@@ -1,8 +1,8 @@
-"""Answer many prompts by a server, with several concurrent requests, each in a thread."""
+"""Answer many prompts on a server, with concurrent requests in threads."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TypeVar
 
 from localllm.errors import CutError, LocalllmError
 from localllm.generation.generate import GenerationOptions
@@ -10,17 +10,19 @@ from localllm.services.map import Result, failure, output_of
 from localllm.services.record_stream import RecordStream
 from localllm.services.records import Prompts, Record
 from localllm.services.remote.answer import RemoteAnswer
+from localllm.services.remote.http import json_count
 from localllm.services.remote.model import RemoteModel
 
-AT_ONCE = 16
-LOOK = 0.1  # seconds after which to look whether a pipe has more
+AT_ONCE = 16  # concurrent requests
+T = TypeVar("T")
+LOOK = 0.1  # seconds between two checks whether a pipe has more records
 
 
 class RemoteMapping:
     """Answers records; iterate over it for the results in order of completion.
 
     Attributes:
-        written: tokens of answers so far.  done: records that are finished.
+        written: tokens generated so far.  done: number of finished records.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class RemoteMapping:
                 for finished in wait(running, patience, return_when=FIRST_COMPLETED).done:
                     record, result = running.pop(finished), finished.result()
                     self.done += 1
-                    self.written += result.get("completion_tokens", 0)
+                    self.written += json_count(result.get("completion_tokens"))
                     yield record, result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -76,22 +78,20 @@ class RemoteMapping:
             self._records.stop()
 
 
-def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], Any] = str) -> Result:
-    """Build the result of a record, as services.map does; token counts cover all choices together.
+def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], object] = str) -> Result:
+    """Build the result of a record, as services.map does; token counts cover all answers together.
 
-    parsed: makes an output of an answer's text.
+    parsed: converts an answer's text to the output.
     """
 
-    def collect(name: str) -> Any:
-        values = [getattr(answer, name) for answer in answers]
-        values = [parsed(value) for value in values] if name == "text" else values
+    def value_of(values: list[T]) -> T | list[T]:
         return values if len(values) > 1 else values[0]
 
     return {
         "id": record.id,
-        "output": collect("text"),
-        **({"thinking": collect("thinking")} if any(answer.thinking for answer in answers) else {}),
-        "finish_reason": collect("finish_reason"),
+        "output": value_of([parsed(answer.text) for answer in answers]),
+        **({"thinking": value_of([a.thinking for a in answers])} if any(a.thinking for a in answers) else {}),
+        "finish_reason": value_of([answer.finish_reason for answer in answers]),
         "completion_tokens": answers[0].completion_tokens,
         "input": record.input,
     }

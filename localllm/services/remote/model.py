@@ -1,32 +1,33 @@
-"""A model that a server holds, for the commands that talk with one: what they ask of a model that is open here."""
+"""A model on a server with OpenAI's API, with the interface of a local Model that commands use."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.conversation import Conversation
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.images.urls import to_data_urls
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
-from localllm.services.remote.http import Endpoint, EndpointError
+from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_object, json_objects
 from localllm.text.marker_escaping import Message
 
 CHAT, TEXT = "/chat/completions", "/completions"
 MOST = 16  # answers to one prompt
+T = TypeVar("T")
 
 
 class RemoteModel:
-    """A model of a server.
+    """A model on a server.
 
     Attributes:
-        endpoint: the server.  name: the model's there.  dialect: the features that the server supports.
-        form: the required form of answers.
-        session: the conversation with it.
+        endpoint: the server.  name: the server's name of the model.  dialect: the features that the server supports.
+        form: the required output format.  session: the conversation with it.
     """
 
     prefixes, file, is_diffusion, device, arch = None, None, False, "", ""
@@ -39,8 +40,7 @@ class RemoteModel:
         name: None for the server's first model.
         """
         self.endpoint, self.path, self.form = endpoint, endpoint.url, form or Form()
-        listed = endpoint.get("/models").get("data")
-        models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        models = json_objects(endpoint.get("/models").get("data"))
         names = [str(each.get("id")) for each in models]
         if not names and name is None:
             raise EndpointError(f"{endpoint.url} has no models")
@@ -54,11 +54,11 @@ class RemoteModel:
 
     @property
     def context(self) -> int:
-        """Return the context length; 0 if the server does not report it, or only once the model is loaded."""
+        """Return the context length; 0 if the server does not report it (some do only when the model is loaded)."""
         self._context = self._context or context_of(self._about, self.endpoint, self.name)
         return self._context
 
-    def fields(self, options: GenerationOptions) -> dict[str, Any]:
+    def fields(self, options: GenerationOptions) -> dict[str, object]:
         """Return the fields of a request. Raises UsageError for options that servers do not support."""
         if options.on_overflow == "shift":
             raise UsageError("on_overflow=shift is not available with an endpoint: the server manages its own context")
@@ -74,37 +74,41 @@ class RemoteModel:
         self.close()
 
 
-def context_of(about: dict[str, Any], endpoint: Endpoint, name: str) -> int:
+def context_of(about: dict[str, object], endpoint: Endpoint, name: str) -> int:
     """Return a model's context length: vLLM reports it per model, llama-server and localllm outside of /v1."""
-    if isinstance(about.get("max_model_len"), int):
-        return int(about["max_model_len"])
+    if length := json_count(about.get("max_model_len")):
+        return length
     if about.get("owned_by") in ("llamacpp", "localllm"):
-        with suppress(EndpointError, TypeError, KeyError, AttributeError):
+        with suppress(EndpointError):
             props = replace(endpoint, url=endpoint.url.removesuffix("/v1")).get("/props")
             if "models" in props:
-                return next((int(each["context"]) for each in props["models"] if each["name"] == name), 0)
-            return int(props["default_generation_settings"]["n_ctx"])
+                models = json_objects(props["models"])
+                return next((json_count(each.get("context")) for each in models if each.get("name") == name), 0)
+            return json_count(json_object(props.get("default_generation_settings")).get("n_ctx"))
     return 0
 
 
 class RemoteSession(Conversation):
-    """A conversation with a server's model."""
+    """A conversation with a model on a server."""
 
     def __init__(self, model: RemoteModel):
         super().__init__()
         self._model = model
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> "RemoteGeneration":
-        """Answer a conversation, which is not added to this one. Raises EndpointError, UsageError."""
+        """Answer messages, without adding them to this conversation. Raises EndpointError, UsageError."""
         options = options or GenerationOptions()
         return RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(messages)}, options)
 
     def complete(self, prompt: str, options: GenerationOptions | None = None) -> "RemoteGeneration":
-        """Go on with a text, without a chat template."""
+        """Continue a text, without a chat template."""
         return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
 
-    def _length(self, options: GenerationOptions | None) -> dict[str, Any]:
-        """Return max_tokens; the default of servers for plain text is 16. Raises UsageError if it is unknown."""
+    def _length(self, options: GenerationOptions | None) -> dict[str, object]:
+        """Return max_tokens for no limit where servers would end plain text after 16 tokens.
+
+        Raises UsageError for a server that has no way to ask for no limit.
+        """
         if options and options.max_tokens is not None:
             return {}
         if self._model.dialect.name in ("localllm", "llama-server"):
@@ -117,15 +121,15 @@ class RemoteSession(Conversation):
     def candidates(
         self, asked: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
     ) -> list[RemoteAnswer]:
-        """Several answers, best first as far as the server tells probabilities. Raises EndpointError, UsageError."""
+        """Return n answers, the likeliest first if the server reports logprobs. Raises EndpointError, UsageError."""
         if beams:
             raise UsageError("beams is not available with an endpoint: its API has no beam search")
         if not 1 <= n <= MOST:
             raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
-        path, what = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
+        path, fields = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
             CHAT, {"messages": to_data_urls(asked)}
         )  # fmt: skip
-        fields = {**self._model.fields(options or GenerationOptions()), **what, "n": n}
+        fields = {**self._model.fields(options or GenerationOptions()), **fields, "n": n}
         if n > 1 and path == CHAT:
             fields["logprobs"] = True
         reply = self._model.endpoint.post(path, fields)
@@ -133,16 +137,14 @@ class RemoteSession(Conversation):
         if not isinstance(choices, list) or not choices:
             raise EndpointError(f"{self._model.endpoint.url} sent no answer")
         is_compact = options is not None and options.is_compact
-        found = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
-        return sorted(found, key=lambda answer: -answer.logprob) if all(one.tells_logprobs for one in found) else found
+        answers = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
+        is_ranked = all(answer.has_logprobs for answer in answers)
+        return sorted(answers, key=lambda answer: -answer.logprob) if is_ranked else answers
 
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], "RemoteGeneration"]:
-        """Start an answer.
-
-        If the server reports that it is too long, drop the older half of the turns until it fits.
-        """
+        """Start an answer; while the server reports that the conversation is too long, drop its older half."""
         kept = history
         while True:
             answer = RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(system + kept)}, options)
@@ -159,26 +161,26 @@ class RemoteSession(Conversation):
 
 
 class RemoteGeneration:
-    """An answer that is being generated, as generation.Generation is one. Tokens are counted, not known.
+    """An answer that a server generates, with the attributes of a Generation that servers report.
 
-    Attributes: those of Generation, as far as a server tells them.
+    Token ids are not available, only counts.
     """
 
     dropped, skipped, kept, is_full, drafted, accepted = 0, 0, None, False, 0, 0
 
-    def __init__(self, model: RemoteModel, path: str, what: dict[str, Any], options: GenerationOptions | None):
+    def __init__(self, model: RemoteModel, path: str, prompt: dict[str, object], options: GenerationOptions | None):
         options = options or GenerationOptions()
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        self._fields, self._model, self._path = {**model.fields(options), **what, **stream}, model, path
-        self._said = Streaming(options.is_compact)
-        self._events: Iterator[Any] | None = None
+        self._fields, self._model, self._path = {**model.fields(options), **prompt, **stream}, model, path
+        self._response = Streaming(options.is_compact)
+        self._events: Iterator[dict[str, object]] | None = None
         self.seed, self.finish_reason = options.sampling.seed, "interrupted"
         self.ttft_s = self.decode_s = self.prefill_s = 0.0
         self._started = perf_counter()
         self.parts = self._parts()
 
     def begin(self) -> None:
-        """Ask, and wait for the first event. Raises EndpointError, ContextError."""
+        """Send the request and wait for the first event. Raises EndpointError, ContextError."""
         if self._events is None:
             self._started = perf_counter()
             events = self._model.endpoint.events(self._path, self._fields)
@@ -190,7 +192,7 @@ class RemoteGeneration:
         assert self._events is not None
         try:
             for event in self._events:
-                for part in self._said.take(event):
+                for part in self._response.push(event):
                     self.prefill_s = self.ttft_s = self.ttft_s or perf_counter() - self._started
                     self.decode_s = perf_counter() - self._started - self.ttft_s
                     yield part
@@ -198,37 +200,38 @@ class RemoteGeneration:
             close = getattr(self._events, "close", None)
             if close:
                 close()
-        if not self._said.finish_reason:
+        if not self._response.finish_reason:
             raise EndpointError(f"{self._model.endpoint.url} broke off in the middle of an answer")
-        self.finish_reason = "stop" if self._said.finish_reason == "tool_calls" else self._said.finish_reason
+        self.finish_reason = "stop" if self._response.finish_reason == "tool_calls" else self._response.finish_reason
 
     @property
     def text(self) -> str:
-        return self._said.text[ANSWER]
+        return self._response.text[ANSWER]
 
     @property
     def thinking(self) -> str:
-        return self._said.text[REASONING]
+        return self._response.text[REASONING]
 
     @property
-    def calls(self) -> list[Any]:
-        return self._said.calls
+    def calls(self) -> list[ToolCall]:
+        return self._response.calls
 
     @property
     def prompt_tokens(self) -> int:
-        return self._said.usage.get("prompt_tokens") or 0
+        return json_count(self._response.usage.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int:
-        return (self._said.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        details = json_object(self._response.usage.get("prompt_tokens_details"))
+        return json_count(details.get("cached_tokens"))
 
     @property
     def completion_tokens(self) -> int:
-        return self._said.usage.get("completion_tokens") or self._said.events
+        return json_count(self._response.usage.get("completion_tokens")) or self._response.events
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """Return the answer as a message."""
-        more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
+        more: dict[str, object] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.to_message() for call in self.calls]
         return {"role": "assistant", "content": self.text, **more}
@@ -237,12 +240,13 @@ class RemoteGeneration:
         return (text for kind, text in self.parts if kind == ANSWER)
 
     def close(self) -> None:
-        """Close the connection, so that the server stops."""
+        """Close the connection, which makes the server stop."""
         with suppress(LocalllmError):
             self.parts.close()  # type: ignore[attr-defined]
 
 
-def chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def chain(first: T, rest: Iterator[T]) -> Iterator[T]:
+    """Yield `first`, then `rest`, a generator that is closed at the end."""
     try:
         yield first
         yield from rest

@@ -1,4 +1,4 @@
-"""Receipts of responses from a server: what was requested, and whether it can be reproduced."""
+"""Receipts of a server's responses: record a request, and send it again."""
 
 import json
 import secrets
@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
-from typing import Any
 
 from localllm.generation.generate import GenerationOptions
 from localllm.services.receipts import LAYOUT, REMOTE, SEEDS, Asked, Receipt, has_shape, plain_options
@@ -16,17 +15,18 @@ from localllm.services.remote.model import RemoteModel
 
 
 def is_remote(receipt: Receipt) -> bool:
+    """Return whether a receipt is of a server's response."""
     return has_shape(receipt, REMOTE)
 
 
 def fully_specified(options: GenerationOptions) -> GenerationOptions:
-    """Return the options with a seed; other defaults are up to the server."""
+    """Return the options with a seed; the server fills in other defaults."""
     if options.sampling.seed is not None:
         return options
     return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
 
 
-def make(model: RemoteModel, asked: Asked, options: GenerationOptions, n: int, result: Mapping[str, Any]) -> Receipt:
+def make(model: RemoteModel, asked: Asked, options: GenerationOptions, n: int, result: Mapping[str, object]) -> Receipt:
     """Create the receipt. Raises UsageError for options that cannot be recorded."""
     given = plain_options(replace(options, constraint=None))
     return {
@@ -41,11 +41,12 @@ def make(model: RemoteModel, asked: Asked, options: GenerationOptions, n: int, r
 
 
 def form_of(receipt: Receipt) -> Form:
+    """Restore the output format of a receipt."""
     return Form(**{name: receipt["options"]["form"].get(name) for name in ("schema", "grammar", "regex")})
 
 
 def regenerate(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:
-    """Generate the receipt's response again. Raises as RemoteSession's methods."""
+    """Send the receipt's request again and return the response. Raises as RemoteSession's methods."""
     asked, n = receipt["prompt"]["asked"], receipt["options"]["n"]
     if n > 1:
         answers = model.session.candidates(asked, options, n)

@@ -1,4 +1,4 @@
-"""Prompts that let a model answer from passages, and the citations of an answer."""
+"""Makes prompts for answers from passages (RAG), and reads the citations of an answer."""
 
 import re
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ INSTRUCTION = (
     "Read the passages above, then answer in complete sentences: {question}\n\nAdd the number of the passage that you "
     "take a sentence from at its end, in square brackets. If the passages do not answer the question, say so."
 )
-PASSAGES = 6  # that go with a question of a chat
-ANSWER = 4  # the part of the context, as 1/ANSWER, that stays free for the answer
+PASSAGES = 6  # added to a question in a chat
+ANSWER = 4  # 1/ANSWER of the context stays free for the answer
 
 
 def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tuple[str, list[Passage]]:
-    """Return a prompt with as many of the first passages as fit the model's context, and these.
+    """Return a prompt with as many of the first passages as fit the model's context, and these passages.
 
-    Raises ContextError if not even the first one does.
+    Raises ContextError if the first one does not fit.
     """
     asked = INSTRUCTION.format(question=question)
     used, parts = list[Passage](), list[str]()
@@ -39,15 +39,15 @@ def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tup
     return "\n\n".join([*parts, asked]), used
 
 
-def cited(answer: str, passages: Sequence[Passage]) -> list[str]:
-    """Return the places of the passages that an answer cites by number, or of all if it cites none."""
+def cited_places(answer: str, passages: Sequence[Passage]) -> list[str]:
+    """Return the places of the passages that an answer cites by number, of all passages if it cites none."""
     numbers = {int(each) for group in re.findall(r"\[([\d,; ]+)\]", answer) for each in re.findall(r"\d+", group)}
     chosen = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
     return [f"[{number}] {passages[number - 1].place}" for number in chosen]
 
 
 def passages_for(folder: str, question: str) -> str:
-    """Return the passages of a folder that fit a question, each below its place, "" if none does."""
+    """Return the passages of a folder that match a question, each below its place; "" if none does."""
     from localllm.engine.options import EngineOptions
     from localllm.services.search.files import Filter
     from localllm.services.search.ranking import Models, Search

@@ -1,18 +1,21 @@
-"""Find the text files of folders as ripgrep does: without hidden ones, binaries, and what .gitignore leaves out."""
+"""Finds text files as ripgrep does: no hidden ones, no binaries, none that .gitignore excludes."""
 
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.files.text_file import UTF16_MARKS
 from localllm.frozen import frozen
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
 IGNORE_FILES = (".gitignore", ".ignore")
-LARGEST = 16 << 20  # bytes of a file that is read
-SAMPLE = 8192  # bytes in which a zero tells a binary file
+LARGEST = 16 << 20  # bytes; larger files are skipped
+SAMPLE = 8192  # a zero in the first bytes means a binary file
 
 
 @frozen
@@ -20,8 +23,8 @@ class Filter:
     """Select files within folders.
 
     Attributes:
-        include, exclude: patterns of names, or of paths if they have a slash.
-        hidden: also those that begin with a dot.  ignored: also what .gitignore and .ignore leave out.
+        include, exclude: glob patterns of names, or of paths if they have a slash.
+        hidden: include names with a leading dot.  ignored: include files that .gitignore and .ignore exclude.
     """
 
     include: Sequence[str] = ()
@@ -29,8 +32,8 @@ class Filter:
     hidden: bool = False
     ignored: bool = False
 
-    def takes(self, path: str, is_folder: bool) -> bool:
-        """Return whether to look at a file or into a folder below the one that was named."""
+    def selects(self, path: str, is_folder: bool) -> bool:
+        """Return whether a path below a searched folder is selected; folders are if they may be entered."""
         name = os.path.basename(path)
         if name.startswith(".") and not self.hidden:
             return False
@@ -48,11 +51,11 @@ def matches(path: str, pattern: str) -> bool:
 
 
 class Ignored:
-    """Match paths against the ignore files of a folder, those above it and those below it."""
+    """Matches paths against the ignore files of a folder, of its parents and of its subfolders."""
 
     def __init__(self, folder: str):
-        self._specs: list[tuple[str, Any]] = []
-        for above in above_in_repository(os.path.realpath(folder)):
+        self._specs: list[tuple[str, GitIgnoreSpec]] = []
+        for above in parents_in_repository(os.path.realpath(folder)):
             self.enter(above)
 
     def enter(self, folder: str) -> None:
@@ -66,8 +69,8 @@ class Ignored:
 
             self._specs.append((f"{os.path.realpath(folder)}{os.sep}", GitIgnoreSpec.from_lines(lines)))
 
-    def leaves_out(self, path: str, is_folder: bool) -> bool:
-        """Return whether a path is ignored; the file that is nearest to it decides."""
+    def excludes(self, path: str, is_folder: bool) -> bool:
+        """Return whether a path is ignored; the nearest ignore file with a matching pattern decides."""
         real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         for folder, spec in reversed(self._specs):
             if real.startswith(folder):
@@ -78,20 +81,20 @@ class Ignored:
         return False
 
 
-def above_in_repository(folder: str) -> list[str]:
-    """Return the folders above one up to the root of its repository, from there on; none outside of one."""
-    found, place = list[str](), folder
-    while not os.path.exists(os.path.join(place, ".git")):
-        parent = os.path.dirname(place)
-        if parent == place:
+def parents_in_repository(folder: str) -> list[str]:
+    """Return a folder's parents from the root of its Git repository on; none outside of a repository."""
+    parents = list[str]()
+    while not os.path.exists(os.path.join(folder, ".git")):
+        parent = os.path.dirname(folder)
+        if parent == folder:
             return []
-        found.insert(0, parent)
-        place = parent
-    return found
+        parents.insert(0, parent)
+        folder = parent
+    return parents
 
 
 def text_files(names: Sequence[str], wanted: Filter) -> Iterator[str]:
-    """Yield files, and those below folders, sorted by name. Raises UsageError for one that does not exist."""
+    """Yield the named files, and those below named folders by name. Raises UsageError for a missing one."""
     for name in names:
         if os.path.isdir(name):
             yield from files_below(name, wanted, Ignored(name))
@@ -102,7 +105,7 @@ def text_files(names: Sequence[str], wanted: Filter) -> Iterator[str]:
 
 
 def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
-    """Yield the files of a folder and of those in it; links to folders are not followed."""
+    """Yield the selected files below a folder; links to folders are not followed."""
     ignored.enter(folder)
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -111,7 +114,7 @@ def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
     for entry in entries:
         path = entry.name if folder == "." else os.path.join(folder, entry.name)
         is_folder = entry.is_dir(follow_symlinks=False)
-        if not wanted.takes(path, is_folder) or (not wanted.ignored and ignored.leaves_out(path, is_folder)):
+        if not wanted.selects(path, is_folder) or (not wanted.ignored and ignored.excludes(path, is_folder)):
             continue
         if is_folder:
             yield from files_below(path, wanted, ignored)
@@ -120,7 +123,7 @@ def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
 
 
 def read_text(path: str) -> str | None:
-    """Read a text file, None for one that is binary, too large or cannot be read."""
+    """Read a text file; return None for a file that is binary, too large or cannot be read."""
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST + 1)

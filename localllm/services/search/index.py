@@ -1,7 +1,7 @@
-"""An index of passages: words by SQLite's FTS5, vectors next to them, in a file that only changed files change.
+"""An index of passages in an SQLite file: words by FTS5, and vectors.
 
-A file is recognized by its size and modification time, then by a hash of its content; a passage that stays the same
-keeps its vector.
+Only changed files are indexed again: a file is unchanged if its size and modification time are, or the hash of its
+content. A passage with the same text keeps its vector.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from localllm.files.folders import make_private
 from localllm.services.search.files import read_text
 from localllm.services.search.passages import SIZE, Passage, cut_into_passages
 
-VERSION = "3"  # of what is written
-BATCH = 64  # passages whose vectors are made and written at once
+VERSION = "3"  # of the file's layout
+BATCH = 64  # passages that are embedded and written together
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, digest BLOB);
 CREATE TABLE IF NOT EXISTS passages (
@@ -36,13 +36,13 @@ class Index:
     """The passages of files; a context manager.
 
     Attributes:
-        added: how many passages are new since it was opened.
+        added: number of passages added since it was opened.
     """
 
     def __init__(self, path: Path | None, size: int = SIZE):
-        """Open or create it; path: None keeps it in memory.  size: of a passage, see passages."""
+        """Open or create an index; path: None for one in memory.  size: characters of a passage, see passages.py."""
         self._size, self.added = size, 0
-        self._sql = connected(path)
+        self._sql = open_database(path)
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +50,8 @@ class Index:
     def __exit__(self, *error: object) -> None:
         self._sql.close()
 
-    def update(self, paths: Sequence[str], progress: Callable[[int, int], Any] = lambda done, count: None) -> None:
-        """Read files that are new or have changed, and remove files that are not among the paths."""
+    def update(self, paths: Sequence[str], progress: Callable[[int, int], object] = lambda done, count: None) -> None:
+        """Index the files that are new or have changed, and remove files that are not among the paths."""
         wanted = {*paths}
         with self._sql:
             for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
@@ -62,7 +62,7 @@ class Index:
                 progress(number + 1, len(paths))
 
     def add(self, passages: Iterable[Passage]) -> None:
-        """Add passages that are in no file."""
+        """Add passages that come from no file."""
         with self._sql:
             self._insert(passages)
 
@@ -108,10 +108,10 @@ class Index:
         self._sql.execute("DELETE FROM words WHERE rowid IN (SELECT id FROM passages WHERE path = ?)", (path,))
         self._sql.execute("DELETE FROM passages WHERE path = ?", (path,))
 
-    def embed(self, make: Embed, progress: Callable[[int, int], Any] = lambda done, count: None) -> int:
-        """Make the vectors that are missing; return how many were.
+    def embed(self, make: Embed, progress: Callable[[int, int], object] = lambda done, count: None) -> int:
+        """Compute the missing vectors; return how many were missing.
 
-        make: texts to vectors, float32 [texts, width], of length 1. What was made stays if it is interrupted.
+        make: embeds texts, float32 [texts, width], of length 1. Finished batches are kept on interruption.
         """
         new = self._sql.execute("SELECT id FROM passages WHERE vector IS NULL ORDER BY length(text)").fetchall()
         for start in range(0, len(new), BATCH):
@@ -135,7 +135,7 @@ class Index:
         return Passage(*row)
 
     def by_words(self, words: Sequence[str], most: int) -> list[int]:
-        """Return the passages that have some of the words, the best by BM25 first; headings and names count more."""
+        """Return the ids of passages with any of the words, best BM25 first; words in headings count double."""
         if not words:
             return []
         query = " OR ".join(f'"{word}"' for word in words)
@@ -143,7 +143,7 @@ class Index:
         return [id for (id,) in self._sql.execute(best, (query, most))]
 
     def by_vector(self, query: np.ndarray) -> list[tuple[int, float]]:
-        """Return all passages with a vector and its cosine with the query's, the nearest first."""
+        """Return the ids of passages and their cosines with the query, float32 [width], nearest first."""
         rows = self._sql.execute("SELECT id, vector FROM passages WHERE vector IS NOT NULL ORDER BY id").fetchall()
         if not rows:
             return []
@@ -153,20 +153,20 @@ class Index:
         return [(rows[number][0], float(cosines[number])) for number in order]
 
 
-def connected(path: Path | None) -> sqlite3.Connection:
-    """Open a database; one that cannot be written, or is damaged, is replaced by one in memory or a new one."""
+def open_database(path: Path | None) -> sqlite3.Connection:
+    """Open a database; a damaged one is replaced by a new one, or one in memory if the path is not writable."""
     if path is not None:
         with suppress(OSError, LocalllmError, sqlite3.Error):
             make_private(path.parent)
-            return prepared(path)
+            return create_tables(path)
         with suppress(OSError, sqlite3.Error):
             path.unlink()
-            return prepared(path)
-    return prepared(":memory:")
+            return create_tables(path)
+    return create_tables(":memory:")
 
 
-def prepared(path: Path | str) -> sqlite3.Connection:
-    """Open a database and make its tables. Raises sqlite3.Error."""
+def create_tables(path: Path | str) -> sqlite3.Connection:
+    """Open a database, and create its tables if it has none. Raises sqlite3.Error."""
     sql = sqlite3.connect(path, timeout=60)
     try:
         sql.executescript(TABLES)
@@ -181,6 +181,6 @@ def digest(text: str) -> bytes:
 
 
 def file_of(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
-    """Return the file of an index of these files and folders; parts: what it also depends on."""
-    told = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
-    return folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.sqlite"
+    """Return the path of the index of these files and folders; parts: other things that it depends on."""
+    key = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol with one tool: search the passages of files. It speaks on stdin and stdout."""
+"""An MCP server on stdin and stdout with one tool, which searches the passages of files."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -8,13 +8,14 @@ from localllm.errors import LocalllmError
 if TYPE_CHECKING:
     from localllm.services.search.ranking import Search
 
-MOST = 50  # passages of an answer
+MOST = 50  # passages of a result
 
 
 def serve(search: "Search", places: list[str], top: int) -> None:
-    """Answer the calls of an MCP client until it closes stdin; files that have changed are read again at each call.
+    """Answer an MCP client's calls until it closes stdin; each call indexes changed files first.
 
-    top: passages, unless a call says how many. Raises LocalllmError without the package `mcp`.
+    places: the searched files and folders, for the tool's description.  top: default number of passages. Raises
+    LocalllmError without the package `mcp`.
     """
     if find_spec("mcp") is None:
         raise LocalllmError("--mcp needs the package mcp: pip install 'localllm[mcp]'")

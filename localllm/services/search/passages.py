@@ -1,4 +1,4 @@
-"""Cut a text into passages: by headings and paragraphs, in code by definitions, with an overlap."""
+"""Splits a text into passages: at headings and paragraphs, in code at definitions, with an overlap."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from math import ceil
 from localllm.frozen import frozen
 from localllm.services.code_blocks import FENCE
 
-SIZE = 600  # characters of a passage, about: some 150 tokens
-WHOLE = 1.5  # times the size, up to which a section stays in one passage
-CHARACTERS = 3  # of a token, at least, in what most embedders read
+SIZE = 600  # characters of a passage, about 150 tokens
+WHOLE = 1.5  # a section of up to this many sizes stays in one passage
+CHARACTERS = 3  # per token, at least, in what most embedding models read
 OVERLAP = 160  # characters of a paragraph that the next passage may repeat
 HEADINGS = {".md", ".markdown", ".mdx", ".qmd", ".txt", ".adoc", ".org", ""}
 CODE_ENDINGS = (
@@ -29,7 +29,7 @@ DEFINITION = re.compile(
 
 
 ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)]) ")
-MARGIN = 3  # columns more than the least indented line, up to which a line begins something and goes on with nothing
+MARGIN = 3  # a line indented by more columns than this (beyond the least indented) continues the one before
 
 
 @frozen
@@ -37,7 +37,7 @@ class Passage:
     """A part of a file.
 
     Attributes:
-        first, last: its lines, from 1.  heading: of the section that it is in, with those above it.
+        first, last: its line numbers, from 1.  heading: its section's, after those of the sections around it.
     """
 
     path: str
@@ -52,29 +52,29 @@ class Passage:
 
     @property
     def embedded(self) -> str:
-        """Return the text to embed: what it is about, and the text."""
+        """Return the text to embed: the file's name and the heading, then the passage."""
         about = " > ".join(filter(None, (os.path.basename(self.path), self.heading)))
         return f"{about}\n{self.text}" if about else self.text
 
 
 def passage_size(context: int) -> int:
-    """Return how many characters a passage should have for a model with this context, in tokens."""
+    """Return the characters of a passage for an embedding model with this context, in tokens."""
     return min(SIZE, max(200, CHARACTERS * (context - 16)))
 
 
 def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
-    """Return the passages of a file, in order; all of its lines but blank ones are in one of them."""
+    """Split a file's text into passages, in order; every line that is not blank is in one."""
     lines, ending = text.splitlines(), os.path.splitext(path)[1].lower()
-    found = list[Passage]()
+    passages = list[Passage]()
     for first, last, heading in sections(lines, ending):
         blocks = [*blocks_of(lines, first, last, is_code=ending in CODE)]
-        for begin, end in packed(lines, blocks, size):
-            found += pieces(path, lines, begin, end, heading, size)
-    return found
+        for begin, end in merge_blocks(lines, blocks, size):
+            passages += split_block(path, lines, begin, end, heading, size)
+    return passages
 
 
 def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the sections of a text: the first line, the line after the last, and its headings."""
+    """Yield sections as (first line, line after the last, headings)."""
     if ending in CODE or ending not in HEADINGS:
         yield 0, len(lines), ""
         return
@@ -91,7 +91,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
     begin: int | None = None
     for (start, heading), (end, _) in pairwise([*starts, (len(lines), "")]):
         begin = start if begin is None else begin
-        is_bare = heading and not any(line.strip() for line in lines[start + 1 : end])  # it says nothing alone
+        is_bare = heading and not any(line.strip() for line in lines[start + 1 : end])  # a heading without text
         if not is_bare or end == len(lines):
             if any(line.strip() for line in lines[begin:end]):
                 yield begin, end, heading
@@ -99,7 +99,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
-    """Yield paragraphs and list items as the first line and the line after the last; in code, definitions."""
+    """Yield paragraphs and list items, in code definitions, as (first line, line after the last)."""
     start: int | None = None
     in_fence = False
     for number in range(first, last):
@@ -122,8 +122,8 @@ def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Ite
         yield start, last
 
 
-def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """Join small blocks that follow each other to passages of about the size; a short last block begins the next."""
+def merge_blocks(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """Merge consecutive small blocks to about `size` characters; a short last block is repeated in the next passage."""
 
     def length(begin: int, end: int) -> int:
         return sum(len(line) + 1 for line in lines[begin:end])
@@ -136,35 +136,35 @@ def packed(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -
         if begin is None:
             begin = start
         following = blocks[number + 1] if number + 1 < len(blocks) else None
-        is_short = length(begin, end) <= OVERLAP  # a heading or an introduction, which says little alone
+        is_short = length(begin, end) <= OVERLAP  # such as a heading or an introduction
         if following is None or (length(begin, following[1]) > size and not is_short):
             yield begin, end
             overlaps = begin != start and length(start, end) <= OVERLAP
             begin = start if following and overlaps and length(start, following[1]) <= size else None
 
 
-def pieces(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
-    """Yield a block as passages: one, or several of about the same length if it is much too long.
+def split_block(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
+    """Yield a block as one passage, or as several of about equal length if it exceeds WHOLE sizes.
 
-    They begin at lines that are not indented as those are that go on with the one before, where there are enough.
+    It is split before lines that are not indented, if there are enough of them.
     """
     while end > begin and not lines[end - 1].strip():
         end -= 1
-    left = sum(len(line) + 1 for line in lines[begin:end])
-    start, length, aim = begin, 0, evenly(left, WHOLE * size)
-    for first, last in units(lines, begin, end, size):
+    remaining = sum(len(line) + 1 for line in lines[begin:end])
+    start, length, aim = begin, 0, equal_length(remaining, WHOLE * size)
+    for first, last in indented_units(lines, begin, end, size):
         following = length + sum(len(line) + 1 for line in lines[first:last])
         if length > OVERLAP and (following > WHOLE * size or following - aim > aim - length):
             yield Passage(path, start + 1, first, "\n".join(lines[start:first]), heading)
-            left -= length
-            start, following, aim = first, following - length, evenly(left, WHOLE * size)
+            remaining -= length
+            start, following, aim = first, following - length, equal_length(remaining, WHOLE * size)
         length = following
     if start < end:
         yield Passage(path, start + 1, end, "\n".join(lines[start:end]), heading)
 
 
-def units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield lines with those that are indented below them; a line alone where that would be longer than a passage."""
+def indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield each line with the indented lines below it as (first, end); single lines if they exceed `size`."""
     indents = [len(line) - len(line.lstrip()) for line in lines[begin:end]]
     margin = MARGIN + min((indent for indent, line in zip(indents, lines[begin:end], strict=True) if line.strip()))
     starts = [
@@ -178,6 +178,6 @@ def units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tup
             yield first, last
 
 
-def evenly(length: int, most: float) -> float:
+def equal_length(length: int, most: float) -> float:
     """Return the length of equal parts, as few as possible with at most `most` each."""
     return length / ceil(length / most) if length else 0

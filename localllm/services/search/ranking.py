@@ -1,10 +1,10 @@
-"""Rank passages for a question: by words and meaning, joined by reciprocal rank, and by a reranker if there is one."""
+"""Ranks passages for a question: BM25 and embeddings, fused by reciprocal rank, then a reranker if there is one."""
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -15,17 +15,19 @@ from localllm.services.search.passages import SIZE, Passage, passage_size
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
+    from localllm.generation.embedding.clip_embedder import PairEmbedder
+    from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
-RANK = 20  # of reciprocal rank fusion (Cormack et al. 2009, who took 60 for longer lists)
-WORDS = 0.5  # weight of the ranks by words where there are ranks by meaning (of 60 questions 51 right, with 1.0 47)
-DEPTH = 100  # passages by words, and by meaning, that are joined
-RERANKED = 30  # of these, how many a reranker sees
+RANK = 20  # k of reciprocal rank fusion (Cormack et al. 2009 take 60, for longer lists)
+WORDS = 0.5  # weight of BM25 ranks next to embedding ranks (51 of 60 questions right; with 1.0, 47)
+DEPTH = 100  # passages from each of the two rankings that are fused
+RERANKED = 30  # best of these that the reranker scores
 COMMON_WORDS = (
     "a an and are as at be by can do does for from have how i if in is it me my not of on or so that the there this to "
     "was we what when where which who why will with you your"
 )
 COMMON = frozenset(COMMON_WORDS.split())
-Progress = Callable[[str], Any]
+Progress = Callable[[str], object]
 
 
 @frozen
@@ -33,8 +35,8 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        score: by which hits are sorted, larger is better; comparable within a search only.
-        cosine: of its vector and the question's, None without an embedding model.
+        score: larger is better; comparable only within one search.
+        cosine: similarity of its vector and the question's, None without an embedding model.
     """
 
     passage: Passage
@@ -47,7 +49,7 @@ class Models:
     """The models of a search.
 
     Attributes:
-        embedder, reranker: paths; None: by words alone, and without reranking.
+        embedder, reranker: their paths; None to rank by words only, or not to rerank.
     """
 
     engine: "EngineOptions"
@@ -56,10 +58,10 @@ class Models:
 
 
 class Search:
-    """Passages of files, or of lines, that can be asked several questions. A context manager.
+    """Searches the passages of files, or lines, for any number of questions. A context manager.
 
     Attributes:
-        index: of its passages.
+        index: the index of the passages.
     """
 
     def __init__(
@@ -70,15 +72,15 @@ class Search:
         show: Progress = lambda text: None,
         lines: Sequence[str] | None = None,
     ):
-        """Open the models, and bring the index up to date.
+        """Open the models and update the index.
 
-        lines: to be ranked instead of files.  show: called with the progress. Raises ModelError, UsageError.
+        lines: texts to rank instead of files.  show: called with the progress. Raises ModelError, UsageError.
         """
         self._models, self._show, self._stack = models, show, ExitStack()
         self._names, self._wanted, self._has_files = names, wanted, lines is None
-        self._made: Any = None
+        self._embedder: Embedder | PairEmbedder | None = None
         if self._has_files:
-            self._files()  # one that does not exist is told before a model is opened
+            self._files()  # report missing ones before opening a model
         with ExitStack() as opening:
             size, place = SIZE, ""
             if models.embedder is not None:
@@ -95,36 +97,36 @@ class Search:
         return [*text_files(self._names, self._wanted)]
 
     def update(self) -> None:
-        """Read files that have changed, and make the vectors that are missing. Raises UsageError."""
+        """Index changed files and compute missing vectors. Raises UsageError."""
         if self._has_files:
             self.index.update(self._files(), lambda done, count: self._show(f"{done} of {count} files read"))
-        if self._made is not None:
-            made, options = self._made, self._options("document")
+        if self._embedder is not None:
+            embed, options = self._embedder.embed, self._options("document")
             self.index.embed(
-                lambda texts: made.embed(texts, options),
+                lambda texts: embed(texts, options),
                 lambda done, count: self._show(f"{done} of {count} passages embedded"),
             )
 
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
-        """Open the embedding model; return the size of a passage and what tells the model from others."""
+        """Open the embedding model; return the characters of a passage and the model's fingerprint."""
         from localllm.generation.embedding.embedder import EmbedOptions
         from localllm.services.embed import EmbedJob, embedder, fingerprint
 
         job = EmbedJob(path, EmbedOptions(role="document", overflow="cut"), self._models.engine)
-        self._made = stack.enter_context(embedder(job))
-        return passage_size(self._made.context), fingerprint(job)
+        self._embedder = stack.enter_context(embedder(job))
+        return passage_size(self._embedder.context), fingerprint(job)
 
-    def _options(self, role: str) -> Any:
-        """Return the options for a question or a passage, with the model's own prompt for it if it has one."""
+    def _options(self, role: str) -> "EmbedOptions":
+        """Return the options to embed a "query" or a "document", with the model's own prompt if it has one."""
         from localllm.generation.embedding.embedder import EmbedOptions
 
-        known = None if self._made is None else self._made.usual_role(role)
-        return EmbedOptions(role=known, overflow="cut")
+        usual = None if self._embedder is None else self._embedder.usual_role(role)
+        return EmbedOptions(role=usual, overflow="cut")
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Return lines that the user should see."""
-        return () if self._made is None else self._made.warnings
+        """Return warnings for the user, a line each."""
+        return () if self._embedder is None else self._embedder.warnings
 
     def __enter__(self) -> "Search":
         return self
@@ -133,17 +135,17 @@ class Search:
         self._stack.close()
 
     def find(self, question: str, top: int, threshold: float | None = None) -> list[Hit]:
-        """Return the best passages for a question.
+        """Return the best `top` passages for a question.
 
-        threshold: the smallest cosine. Raises UsageError for one without an embedding model.
+        threshold: the smallest cosine, which needs an embedding model. Raises UsageError.
         """
-        if threshold is not None and self._made is None:
+        if threshold is not None and self._embedder is None:
             raise UsageError("threshold is a cosine similarity: name an embedding model")
         scores, cosines = defaultdict[int, float](float), dict[int, float]()
         for rank, id in enumerate(self.index.by_words(words_of(question), DEPTH), 1):
-            scores[id] += (1.0 if self._made is None else WORDS) / (RANK + rank)
-        if self._made is not None:
-            nearest = self.index.by_vector(self._made.embed([question], self._options("query"))[0])
+            scores[id] += (1.0 if self._embedder is None else WORDS) / (RANK + rank)
+        if self._embedder is not None:
+            nearest = self.index.by_vector(self._embedder.embed([question], self._options("query"))[0])
             cosines = dict(nearest)
             for rank, (id, _) in enumerate(nearest[:DEPTH], 1):
                 scores[id] += 1 / (RANK + rank)
@@ -157,25 +159,25 @@ class Search:
         return [Hit(passage, scores[id], cosines.get(id)) for id, passage in chosen]
 
     def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
-        """Return a reranker's scores."""
+        """Return the reranker's scores by passage."""
         from localllm.services.rerank import reranker
 
         assert self._models.reranker is not None
-        with reranker(self._models.reranker, self._models.engine) as made:
-            found = made.rerank(question, [self.index.passage(id).embedded for id in ids], True)
-        return {id: float(score) for id, score in zip(ids, found, strict=True)}
+        with reranker(self._models.reranker, self._models.engine) as model:
+            values = model.rerank(question, [self.index.passage(id).embedded for id in ids], True)
+        return {id: float(score) for id, score in zip(ids, values, strict=True)}
 
 
 def words_of(question: str) -> list[str]:
-    """Return the words of a question to look for; common ones only if there are no others."""
+    """Return the words of a question without common ones, unless it has no others."""
     words = [*dict.fromkeys(re.findall(r"\w+", question.lower()))]
     return [word for word in words if word not in COMMON] or words
 
 
-def without_repetition(found: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
-    """Return the first passages, except those most of whose lines are in a better passage of the file, or repeat it."""
+def without_repetition(ranked: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
+    """Return the first `top` passages, without those that mostly repeat a better passage of the same file."""
     chosen = list[tuple[int, Passage]]()
-    for id, passage in found:
+    for id, passage in ranked:
         if len(chosen) == top:
             break
         if not any(other.path == passage.path and repeats(passage, other) for _, other in chosen):
@@ -184,7 +186,7 @@ def without_repetition(found: Sequence[tuple[int, Passage]], top: int) -> list[t
 
 
 def repeats(passage: Passage, other: Passage) -> bool:
-    """Return whether most lines of a passage are those of another one of its file, or say the same."""
+    """Return whether most lines of a passage overlap with another one of its file, or have the same text."""
     size = passage.last - passage.first + 1
     lines, others = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, other))
     shared = min(other.last, passage.last) - max(other.first, passage.first) + 1

@@ -1,7 +1,7 @@
-"""Tools that a model may use; results are texts limited to a size."""
+"""The tools that a model may call, and the results of its calls."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
@@ -13,7 +13,7 @@ MOST = 30_000  # characters of a result
 
 
 class ToolError(LocalllmError):
-    """Why a tool call failed, as told to the model."""
+    """A failed tool call; the message is the result that the model gets."""
 
 
 @frozen
@@ -21,18 +21,19 @@ class OfferedTool:
     """A tool that is offered to the model.
 
     Attributes:
-        perform: performs a call with its arguments, and returns its result. Raises ToolError, OSError.
+        tool: its name, description and schema.  perform: runs a call with its arguments and returns the result; raises
+            ToolError, OSError.
     """
 
     tool: Tool
-    perform: Callable[[dict[str, Any]], str]
+    perform: Callable[[dict[str, object]], str]
 
 
 class Outcome(NamedTuple):
     """The result of a call.
 
     Attributes:
-        text: shown to the model.  failed: whether it is an error.
+        text: the result for the model.  failed: whether it is an error.
     """
 
     text: str
@@ -40,10 +41,10 @@ class Outcome(NamedTuple):
 
 
 class Toolbox:
-    """All tools that are offered.
+    """The tools offered to a model.
 
     Attributes:
-        use: what an answer's options have.  most: characters of a result.
+        use: the value of GenerationOptions.tools.  most: characters of a result; longer ones are truncated.
     """
 
     def __init__(self, offered: Sequence[OfferedTool], most: int = MOST, json_calls: bool = True):
@@ -88,7 +89,7 @@ class Toolbox:
         return f"{text[: self.most]}\n[cut: these are the first {self.most} of {len(text)} characters]"
 
 
-def text_in(arguments: dict[str, Any], name: str, usual: str | None = None) -> str:
+def text_in(arguments: dict[str, object], name: str, usual: str | None = None) -> str:
     """Return a string argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, str):
@@ -96,7 +97,7 @@ def text_in(arguments: dict[str, Any], name: str, usual: str | None = None) -> s
     return value
 
 
-def number_in(arguments: dict[str, Any], name: str, usual: int) -> int:
+def number_in(arguments: dict[str, object], name: str, usual: int) -> int:
     """Return a positive integer argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -1,6 +1,6 @@
-"""A tool that runs a shell command and ends all its processes.
+"""A tool that runs a shell command, and ends all of its processes afterwards.
 
-On Linux the command can neither read nor write outside of the allowed folders, except for installed programs.
+On Linux the command can write only in the allowed folders, and read only these and installed programs.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
 from localllm.services.tools import confined
 from localllm.services.tools.box import OfferedTool, ToolError, text_in
@@ -18,8 +18,8 @@ from localllm.services.tools.folders import Folders
 from localllm.system.processes import kill_with_children, shell
 
 SECONDS = 120.0
-MOST = 1 << 20  # bytes of what it says that are kept
-# Of the environment, without keys and passwords.
+MOST = 1 << 20  # bytes of output that are kept
+# Environment variables that the command gets: none with keys or passwords.
 KEPT = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "USER", "USERPROFILE",
         "PATHEXT", "COMSPEC", "APPDATA"}  # fmt: skip
 
@@ -30,11 +30,11 @@ def run(folders: Folders) -> OfferedTool:
         f"Run a command of the shell in {folders.roots[0]}, at most {SECONDS:.0f} seconds. It gets no input. "
         "What it writes comes back, and its exit code."
     )
-    given = {"command": {"type": "string"}}
-    return tool("run", about, given, ["command"], lambda arguments: run_command(arguments, folders.roots))
+    parameters = {"command": {"type": "string"}}
+    return tool("run", about, parameters, ["command"], lambda arguments: run_command(arguments, folders.roots))
 
 
-def run_command(arguments: dict[str, Any], folders: Sequence[str], seconds: float = SECONDS) -> str:
+def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: float = SECONDS) -> str:
     """Run a command; return its output and exit status. Raises ToolError on timeout."""
     command = text_in(arguments, "command")
     if "\0" in command:
@@ -42,26 +42,26 @@ def run_command(arguments: dict[str, Any], folders: Sequence[str], seconds: floa
     words = shell(command)
     if confined.version() and not isinstance(words, str):
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
-    surroundings = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
+    environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
     process = subprocess.Popen(
-        words, cwd=folders[0], env={**surroundings, "TERM": "dumb"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        words, cwd=folders[0], env={**environment, "TERM": "dumb"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert process.stdout
-    said = Written(process.stdout)
+    output = PipeReader(process.stdout)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{said.text()}") from None
+        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{output.text()}") from None
     finally:
         kill_with_children(process)
-        said.thread.join(1)
-        text = said.text()
+        output.thread.join(1)
+        text = output.text()
     return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"
 
 
-class Written:
-    """Collects the output of a pipe of any length, in a thread."""
+class PipeReader:
+    """Reads a pipe to its end in a thread, and keeps the first MOST bytes."""
 
     def __init__(self, pipe: IO[bytes]):
         self._pipe, self._data, self._all = pipe, bytearray(), 0

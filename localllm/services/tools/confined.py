@@ -1,8 +1,7 @@
-"""Run a command confined to some folders and the installed programs, by Linux's Landlock.
+"""Confines a process and its children to some folders and the installed programs, with Linux's Landlock.
 
-See https://docs.kernel.org/userspace-api/landlock.html; it holds for the process and all its children. Run as a
-script, with folders, "--" and a command: it confines itself and becomes the command. It imports no other module of
-localllm, and runs under `python -I -S`.
+See https://docs.kernel.org/userspace-api/landlock.html. As a script, `confined.py FOLDER... -- COMMAND`, this confines
+itself and executes the command. It imports no other module of localllm, and runs under `python -I -S`.
 """
 
 import ctypes
@@ -12,9 +11,9 @@ import sys
 CREATE, ADD, RESTRICT = 444, 445, 446  # numbers of system calls, the same on all processors
 NO_NEW_PRIVILEGES, PATH_BENEATH = 38, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-SEEING = EXECUTE | READ_FILE | READ_DIR
-RIGHTS = {1: 13, 2: 14, 3: 15}  # how many there are for files, by the version of Landlock; from 5 on 16
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15  # that mean something for what is no folder
+READING = EXECUTE | READ_FILE | READ_DIR
+RIGHTS = {1: 13, 2: 14, 3: 15}  # number of access rights by Landlock's version; from version 5 on 16
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15  # rights that apply to files
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/nix", "/proc", "/sys", "/run/systemd/resolve")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
@@ -38,28 +37,29 @@ def version() -> int:
 
 def confine(folders: list[str]) -> None:
     """Confine this process from now on. Raises OSError."""
-    library, known = ctypes.CDLL(None, use_errno=True), version()
-    everything = (1 << RIGHTS.get(known, 15 if known < 5 else 16)) - 1
+    library, landlock = ctypes.CDLL(None, use_errno=True), version()
+    everything = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
     rules = Ruleset(everything)
     ruleset = require(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))
     paths = [path for path in os.environ.get("PATH", "").split(":") if os.path.isabs(path)]
-    python = os.path.dirname(sys.executable)  # an environment may have a copy of the program
-    allowed = dict.fromkeys((*PROGRAMS, *paths, python, sys.prefix, sys.base_prefix), SEEING)
+    python = os.path.dirname(sys.executable)  # a virtual environment may have its own copy
+    allowed = dict.fromkeys((*PROGRAMS, *paths, python, sys.prefix, sys.base_prefix), READING)
     allowed |= dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(folders, everything)
     for path, rights in allowed.items():
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # what is not there need not be seen
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # the folder does not exist
             continue
         rights &= everything if os.path.isdir(path) else everything & OF_FILES
-        beneath = PathBeneath(rights, place)
+        beneath = PathBeneath(rights, descriptor)
         require(library.syscall(ADD, ruleset, PATH_BENEATH, ctypes.byref(beneath), 0))
-        os.close(place)
+        os.close(descriptor)
     require(library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     require(library.syscall(RESTRICT, ruleset, 0))
 
 
 def require(result: int) -> int:
+    """Return a system call's result. Raises OSError for a negative one."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -67,6 +67,6 @@ def require(result: int) -> int:
 
 
 if __name__ == "__main__":
-    place = sys.argv.index("--")
-    confine(sys.argv[1:place])
-    os.execvp(sys.argv[place + 1], sys.argv[place + 1 :])
+    end = sys.argv.index("--")
+    confine(sys.argv[1:end])
+    os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])

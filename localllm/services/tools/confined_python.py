@@ -1,11 +1,11 @@
-"""Run Python that a model wrote in a harmless process, with limited time and memory.
+"""Runs Python code that a model wrote in a sandbox, with limited time and memory.
 
-This works only on Linux. The process can read the installed programs and write in an empty folder (Landlock, as
+This works only on Linux. The process can read the installed programs and write in an empty folder (Landlock, as in
 localllm's tool `run`), cannot open sockets or send signals (a seccomp filter, which its children inherit), and has
-limited memory, time and files. If the kernel lacks either of the two, nothing is run.
+limited memory, time and file sizes. If the kernel lacks Landlock or seccomp, nothing is run.
 
 `run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
-confines itself and becomes Python that runs PROGRAM. It imports no other module of localllm, and runs under `python -I
+confines itself and executes PROGRAM. It imports no other module of localllm, and runs under `python -I
 -S`.
 """
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 SECONDS, BYTES = 10.0, 1 << 30
 MOST_WRITTEN = 1 << 24  # bytes of a file
 
-# Of linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
+# From linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # the second: EPERM
@@ -37,7 +37,11 @@ OTHER_CALLS = 0x40000000  # x32's numbers begin here
 
 
 class Outcome(NamedTuple):
-    """The outcome of a program. passed: with exit code 0. reason: else what it said last, or what stopped it."""
+    """The outcome of a program.
+
+    Attributes:
+        passed: whether its exit code is 0.  reason: the last line of stderr, or why it was stopped.
+    """
 
     passed: bool
     reason: str
@@ -50,7 +54,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def reason_against() -> str:
-    """Return why nothing can be confined here; "" if it can."""
+    """Return why programs cannot be confined on this computer, "" if they can."""
     from localllm.services.tools import confined
 
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
@@ -59,7 +63,10 @@ def reason_against() -> str:
 
 
 def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
-    """Run a program in a folder that goes away with it. Raises RuntimeError where it cannot be confined."""
+    """Run a program in a temporary folder. Raises RuntimeError if it cannot be confined.
+
+    seconds: most time.  memory: most bytes.
+    """
     if reason := reason_against():
         raise RuntimeError(reason)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,17 +79,17 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         try:
-            _, said = process.communicate(timeout=seconds)
+            _, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             return Outcome(False, f"stopped after {seconds:g} seconds")
         finally:
             end_group(process)
-    lines = said.decode(errors="replace").strip().splitlines()
+    lines = errors.decode(errors="replace").strip().splitlines()
     return Outcome(process.returncode == 0, (lines or [f"exit code {process.returncode}"])[-1])
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it has begun."""
+    """Kill a process and its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.kill()
@@ -90,7 +97,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def refuse_calls() -> None:
-    """Let this process, and all that it begins, have no sockets and no way to other processes. Raises OSError."""
+    """Forbid this process and its children sockets, and signals to other processes. Raises OSError."""
     architecture, *refused = ARCHITECTURES[platform.machine()]
     checks = [(IF_AT_LEAST, OTHER_CALLS), *((IF_EQUAL, number) for number in (*refused, *EVERYWHERE))]
     code = [(LOAD, 0, 0, 4), (IF_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -106,8 +113,8 @@ def refuse_calls() -> None:
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Bound what this process may take."""
-    import resource  # which Windows' Python has not
+    """Limit this process's memory in bytes, CPU time and file sizes."""
+    import resource  # not on Windows
 
     limits = {
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_CORE: 0,
@@ -118,14 +125,14 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def become(folder: str, seconds: float, memory: int, program: str) -> None:
-    """Confine this process, and run the program in its place."""
+    """Confine this process, and replace it by Python that runs the program."""
     import importlib.util
 
     source = Path(__file__).with_name("confined.py")
-    found = importlib.util.spec_from_file_location("confined", source)
-    assert found and found.loader
-    confined = importlib.util.module_from_spec(found)
-    found.loader.exec_module(confined)
+    spec = importlib.util.spec_from_file_location("confined", source)
+    assert spec and spec.loader
+    confined = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(confined)
     limit(seconds, memory)
     confined.confine([folder])
     refuse_calls()

@@ -2,26 +2,25 @@
 
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools.box import OfferedTool, ToolError, number_in, text_in
 from localllm.services.tools.folders import Folders
 
-LARGEST = 4 << 20  # bytes of a file that is read
-ENTRIES = 1000  # of a folder
-MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # of a search
-PASSAGES = 5  # that a search finds by words
-WIDEST = 300  # characters of a line that was found
+LARGEST = 4 << 20  # bytes of a file; larger ones are not read
+ENTRIES = 1000  # of a folder that are listed
+MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # most lines found, files read, and time of a search
+PASSAGES = 5  # that a search returns if no line has the text
+WIDEST = 300  # characters of a found line that are shown
 
 
 def read_file(folders: Folders) -> OfferedTool:
     """Create the tool that reads a text file or some of its lines."""
 
-    def perform(arguments: dict[str, Any]) -> str:
+    def perform(arguments: dict[str, object]) -> str:
         path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
         lines = text_of(folders, path).splitlines(keepends=True)
         if first > max(1, len(lines)):
@@ -35,17 +34,21 @@ def read_file(folders: Folders) -> OfferedTool:
 
     about = f"Read a text file. Names are relative to {folders.roots[0]}."
     numbers = {"type": "integer", "minimum": 1}
-    given = {"path": {"type": "string"}, "first": {**numbers, "description": "the first line to read"}}
-    return tool("read_file", about, {**given, "lines": {**numbers, "description": "how many lines"}}, ["path"], perform)
+    parameters = {
+        "path": {"type": "string"},
+        "first": {**numbers, "description": "the first line to read"},
+        "lines": {**numbers, "description": "how many lines"},
+    }
+    return tool("read_file", about, parameters, ["path"], perform)
 
 
 def list_folder(folders: Folders) -> OfferedTool:
     """Create the tool that lists a folder."""
 
-    def perform(arguments: dict[str, Any]) -> str:
+    def perform(arguments: dict[str, object]) -> str:
         real = folders.resolve_path(text_in(arguments, "path", "."))
-        with os.scandir(real) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(real) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
         lines = [describe_entry(entry) for entry in entries[:ENTRIES]]
         if len(entries) > ENTRIES:
             lines.append(f"[cut: these are the first {ENTRIES} of {len(entries)}]")
@@ -56,37 +59,38 @@ def list_folder(folders: Folders) -> OfferedTool:
 
 
 def search(folders: Folders) -> OfferedTool:
-    """Create the tool that finds lines with a text."""
+    """Create the tool that searches files for a text."""
 
-    def perform(arguments: dict[str, Any]) -> str:
+    def perform(arguments: dict[str, object]) -> str:
         text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
         if not text:
             raise ToolError("text is empty")
-        found, end, looked, paths = list[str](), monotonic() + SECONDS, 0, list[str]()
+        matches, end, looked, paths = list[str](), monotonic() + SECONDS, 0, list[str]()
         for path in walk_files(folders.resolve_path(text_in(arguments, "path", "."))):
             if not fnmatch.fnmatch(os.path.basename(path), pattern):
                 continue
             looked += 1
             if looked > FILES or monotonic() > end:
-                found.append(f"[cut: only {looked - 1} files were looked at]")
+                matches.append(f"[cut: only {looked - 1} files were looked at]")
                 break
             paths.append(path)
-            found += find_lines(folders, path, text, MATCHES + 1 - len(found))
-            if len(found) > MATCHES:
-                return "\n".join([*found[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
-        return "\n".join(found) or nearest_passages(folders, paths, text) or f"[nothing in {looked} files]"
+            matches += find_lines(folders, path, text, MATCHES + 1 - len(matches))
+            if len(matches) > MATCHES:
+                return "\n".join([*matches[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
+        return "\n".join(matches) or nearest_passages(folders, paths, text) or f"[nothing in {looked} files]"
 
     about = (
         "Find lines that have a text, in all files of a folder but hidden ones. If none has it, the passages that fit "
         "its words best: a question will do."
     )
-    given = {"text": {"type": "string"}, "path": {"type": "string"}}
-    return tool("search", about, {**given, "files": {"type": "string", "description": "as *.py"}}, ["text"], perform)
+    parameters = {"text": {"type": "string"}, "path": {"type": "string"}}
+    parameters["files"] = {"type": "string", "description": "as *.py"}
+    return tool("search", about, parameters, ["text"], perform)
 
 
 def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
-    """Return the passages of files that have most of several words, each below its place, "" if none has any."""
-    from localllm.services.search.index import Index  # SQLite, for this only
+    """Return the passages of files that have most of the words of a text, each below its place; "" if none has any."""
+    from localllm.services.search.index import Index  # imports SQLite
     from localllm.services.search.passages import cut_into_passages
     from localllm.services.search.ranking import words_of
 
@@ -101,8 +105,15 @@ def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
     return f"[no line has that text; these passages have its words]\n{shown}" if shown else ""
 
 
-def tool(name: str, about: str, given: dict[str, Any], needed: list[str], perform: Any) -> OfferedTool:
-    schema = {"type": "object", "properties": given, "required": needed, "additionalProperties": False}
+def tool(
+    name: str,
+    about: str,
+    parameters: Mapping[str, object],
+    required: list[str],
+    perform: Callable[[dict[str, object]], str],
+) -> OfferedTool:
+    """Create a tool; parameters: JSON schemas by name, of which `required` have no default."""
+    schema = {"type": "object", "properties": parameters, "required": required, "additionalProperties": False}
     return OfferedTool(Tool(name, about, schema), perform)
 
 
@@ -127,7 +138,7 @@ def describe_entry(entry: "os.DirEntry[str]") -> str:
 
 
 def walk_files(path: str) -> Iterator[str]:
-    """Yield a file, or the files below a folder without hidden ones; links are not followed."""
+    """Yield a file's path, or those of the files below a folder without hidden ones; links are not followed."""
     if not os.path.isdir(path):
         yield path
         return

@@ -1,4 +1,4 @@
-"""Restrict tools to allowed folders, wherever symbolic links lead."""
+"""Restricts tools to the allowed folders; symbolic links are resolved first."""
 
 import os
 import stat
@@ -14,18 +14,18 @@ class Folders:
     """The folders that the user allows.
 
     Attributes:
-        roots: absolute paths without symbolic links; names without a slash in front are of the first.
+        roots: absolute paths without symbolic links; relative names are of the first one.
     """
 
-    def __init__(self, given: Sequence[str]):
+    def __init__(self, paths: Sequence[str]):
         """Resolve the folders. Raises UsageError for one that does not exist."""
-        self.roots = [os.path.realpath(os.path.expanduser(folder)) for folder in given]
-        for folder, root in zip(given, self.roots, strict=True):
+        self.roots = [os.path.realpath(os.path.expanduser(folder)) for folder in paths]
+        for folder, root in zip(paths, self.roots, strict=True):
             if not os.path.isdir(root):
                 raise UsageError(f"allow: {folder} is not a folder")
 
     def resolve_path(self, path: str) -> str:
-        """Resolve a path. Raises ToolError if it is outside."""
+        """Resolve a path. Raises ToolError if it is outside of the allowed folders."""
         if "\0" in path:
             raise ToolError("a path cannot contain NUL")
         real = os.path.realpath(os.path.join(self.roots[0], path))
@@ -38,10 +38,10 @@ class Folders:
         real = self.resolve_path(path)
         file = open_own(real, os.O_RDONLY)
         try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
                 raise ToolError(f"{path} is not a file")
-            if not os.path.samestat(found, os.stat(self.resolve_path(path))):  # something was moved meanwhile
+            if not os.path.samestat(status, os.stat(self.resolve_path(path))):  # replaced between resolving and opening
                 raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
             return os.fdopen(file, "rb")
         except BaseException:
@@ -54,8 +54,8 @@ class Folders:
 
 
 def is_within(path: str, root: str) -> bool:
-    """Return whether a resolved path is a folder or in it."""
+    """Return whether a resolved path is `root` or in it."""
     try:
         return os.path.commonpath([os.path.normcase(path), os.path.normcase(root)]) == os.path.normcase(root)
-    except ValueError:  # of another drive
+    except ValueError:  # on another drive
         return False

@@ -1,33 +1,47 @@
-"""Tools of MCP servers: processes that speak JSON on stdin and stdout.
+"""Tools of MCP servers: processes that exchange JSON on stdin and stdout.
 
-See https://modelcontextprotocol.io. A file lists them as for other programs: {"mcpServers": {"name": {"command": ...,
-"args": [...], "env": {...}}}}. The package `mcp` speaks with them, in an event loop of its own thread.
+See https://modelcontextprotocol.io. A file lists them as for other clients: {"mcpServers": {"name": {"command": ...,
+"args": [...], "env": {...}}}}. The package `mcp` is their client; it runs in an event loop of its own thread.
 """
 
 import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import Future
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
 from localllm.services.tools.box import OfferedTool, ToolError
 
-START, SECONDS = 30.0, 120.0  # for a server to be there, and for a call
+if TYPE_CHECKING:
+    from mcp.client.session import ClientSession
+    from pydantic import BaseModel
+
+START, SECONDS = 30.0, 120.0  # timeouts: for a server to start, and for a call
+T = TypeVar("T")
+A = TypeVarTuple("A")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
+class ServerSettings(TypedDict):
+    """How to start a server."""
+
+    command: str
+    args: list[str]
+    env: dict[str, str]
+    cwd: str | None
+
+
 class McpServers:
-    """The running servers of a file; close it.
+    """The running servers of a file. Close it.
 
     Attributes:
-        offered: their tools, each named SERVER__TOOL.
+        offered: their tools, named SERVER__TOOL.
     """
 
     def __init__(self, path: str):
@@ -45,12 +59,12 @@ class McpServers:
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
             for name, server in servers.items():
-                self._begin(name, server)
+                self._start(name, server)
         except BaseException:
             self._stack.close()
             raise
 
-    def _begin(self, name: str, server: dict[str, Any]) -> None:
+    def _start(self, name: str, server: ServerSettings) -> None:
         """Start one server and list its tools."""
         log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._stack.enter_context(log)
@@ -58,24 +72,26 @@ class McpServers:
             session = self._stack.enter_context(self._portal.wrap_async_context_manager(open_session(server, log)))
             for tool in self._wait(tools_of, session, seconds=START):
                 self.offered.append(self._offer(name, session, tool))
-        except Exception as error:  # whatever it is, the user is to know which server it was
+        except Exception as error:  # any error; the message names the server
             log.seek(0)
             last = next((line.strip() for line in reversed(log.readlines()) if line.strip()), "")
             reason = last[:200] or reason_of(error)
             raise LocalllmError(f"the MCP server {name!r} does not answer: {reason}") from None
 
-    def _offer(self, server: str, session: Any, tool: dict[str, Any]) -> OfferedTool:
+    def _offer(self, server: str, session: "ClientSession", tool: dict[str, object]) -> OfferedTool:
+        """Wrap a server's tool."""
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}__{tool['name']}")[:64]
 
-        def perform(arguments: dict[str, Any]) -> str:
-            return result_text(self._wait(call_tool, session, tool["name"], arguments, seconds=SECONDS))
+        def perform(arguments: dict[str, object]) -> str:
+            return result_text(self._wait(call_tool, session, str(tool["name"]), arguments, seconds=SECONDS))
 
-        schema = dict(tool.get("inputSchema") or NOTHING)
-        return OfferedTool(Tool(name, tool.get("description") or "", schema), perform)
+        schema = tool.get("inputSchema")
+        parameters = schema if isinstance(schema, dict) and schema else dict(NOTHING)
+        return OfferedTool(Tool(name, str(tool.get("description") or ""), parameters), perform)
 
-    def _wait(self, function: Any, *arguments: Any, seconds: float) -> Any:
-        """Run a coroutine to its result; Ctrl-C cancels it. Raises ToolError on timeout, and what it raises."""
-        future: Future[Any] = self._portal.start_task_soon(function, *arguments)
+    def _wait(self, function: Callable[[Unpack[A]], Awaitable[T]], *arguments: *A, seconds: float) -> T:
+        """Run a coroutine and return its result; Ctrl-C cancels it. Raises ToolError on timeout, and its errors."""
+        future = self._portal.start_task_soon(function, *arguments)
         try:
             return future.result(seconds)
         except TimeoutError:
@@ -93,25 +109,26 @@ class McpServers:
         self.close()
 
 
-def servers_of(path: str) -> dict[str, dict[str, Any]]:
-    """Parse the servers of a file: command, args, env and cwd of each. Raises UsageError."""
+def servers_of(path: str) -> dict[str, ServerSettings]:
+    """Parse the servers of a file, by name. Raises UsageError."""
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
-    servers = given.get("mcpServers") if isinstance(given, dict) else None
+    servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise UsageError(f'{path} should have {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
     return {name: server_of(f"{path}: {name}", server) for name, server in servers.items() if not is_off(server)}
 
 
-def is_off(server: Any) -> bool:
+def is_off(server: object) -> bool:
+    """Return whether a server is disabled in its file."""
     return isinstance(server, dict) and server.get("disabled") is True
 
 
-def server_of(name: str, server: Any) -> dict[str, Any]:
+def server_of(name: str, server: object) -> ServerSettings:
     """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
         raise UsageError(f"{name} should be an object")
@@ -127,20 +144,22 @@ def server_of(name: str, server: Any) -> dict[str, Any]:
     cwd = server.get("cwd")
     if cwd is not None and not isinstance(cwd, str):
         raise UsageError(f"{name}: cwd should be a string")
-    filled: dict[str, Any] = {"command": expand_variables(command, name)}
-    filled["args"] = [expand_variables(each, name) for each in args]
-    filled["env"] = {key: expand_variables(value, name) for key, value in env.items()}
-    return {**filled, "cwd": cwd and expand_variables(cwd, name)}
+    return {
+        "command": expand_variables(command, name),
+        "args": [expand_variables(each, name) for each in args],
+        "env": {key: expand_variables(value, name) for key, value in env.items()},
+        "cwd": cwd and expand_variables(cwd, name),
+    }
 
 
 def expand_variables(text: str, name: str) -> str:
-    """Expand ${NAME}, ${env:NAME} and ${NAME:-else}. Raises UsageError for one that is not set."""
+    """Expand ${NAME}, ${env:NAME} and ${NAME:-DEFAULT}. Raises UsageError for a variable that is not set."""
 
-    def value(found: re.Match[str]) -> str:
-        given = os.environ.get(found[1], found[2])
-        if given is None:
-            raise UsageError(f"{name}: the variable {found[1]} is not set")
-        return given
+    def value(match: re.Match[str]) -> str:
+        text = os.environ.get(match[1], match[2])
+        if text is None:
+            raise UsageError(f"{name}: the variable {match[1]} is not set")
+        return text
 
     return _VARIABLE.sub(value, text)
 
@@ -148,50 +167,42 @@ def expand_variables(text: str, name: str) -> str:
 # ---- in the event loop
 
 
-def open_session(server: dict[str, Any], log: Any) -> Any:
-    """Start a server and open a session with it."""
-    from contextlib import asynccontextmanager
-
+@asynccontextmanager
+async def open_session(server: ServerSettings, log: TextIO) -> "AsyncIterator[ClientSession]":
+    """Start a server and open a session with it; log: the server's stderr."""
     import anyio
     from mcp.client.session import ClientSession
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    @asynccontextmanager
-    async def session() -> Any:
-        async with (
-            stdio_client(StdioServerParameters(**server), log) as (read, write),
-            ClientSession(read, write) as client,
-        ):
-            with anyio.fail_after(START):
-                await client.initialize()
-            yield client
-
-    return session()
+    parameters = StdioServerParameters(**server)
+    async with stdio_client(parameters, log) as (read, write), ClientSession(read, write) as client:
+        with anyio.fail_after(START):
+            await client.initialize()
+        yield client
 
 
-async def tools_of(session: Any) -> list[dict[str, Any]]:
+async def tools_of(session: "ClientSession") -> list[dict[str, object]]:
     """List all tools of a server."""
-    found, cursor = list[dict[str, Any]](), None
+    tools, cursor = list[dict[str, object]](), None
     while True:
         page = to_json(await session.list_tools(**({"cursor": cursor} if cursor else {})))
-        found += page["tools"]
+        tools += page["tools"]
         cursor = page.get("nextCursor")
-        if not cursor or len(found) > 1000:
-            return found
+        if not cursor or len(tools) > 1000:
+            return tools
 
 
-async def call_tool(session: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def call_tool(session: "ClientSession", name: str, arguments: dict[str, object]) -> dict[str, Any]:
     return to_json(await session.call_tool(name, arguments))
 
 
-def to_json(value: Any) -> dict[str, Any]:
-    """Convert a value of the protocol for JSON."""
-    result: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return result
+def to_json(value: "BaseModel") -> dict[str, Any]:
+    """Convert a message of the protocol to JSON."""
+    return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """Join the texts of a result. Raises ToolError for an error."""
+    """Return a result's content as text. Raises ToolError for an error."""
     texts = [text_of(part) for part in result.get("content") or ()]
     if not texts and "structuredContent" in result:
         texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
@@ -201,8 +212,8 @@ def result_text(result: Mapping[str, Any]) -> str:
     return text
 
 
-def text_of(part: Mapping[str, Any]) -> str:
-    """Return the text of a result's part, or name its type."""
+def text_of(part: Mapping[str, object]) -> str:
+    """Return the text of a part of a result, or a description of another type."""
     if part.get("type") == "text":
         return str(part.get("text"))
     inner = part.get("resource")
@@ -214,7 +225,7 @@ def text_of(part: Mapping[str, Any]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the innermost of nested errors in one line."""
+    """Return the message of an error, in a group of the first one, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split())[:200] or type(error).__name__

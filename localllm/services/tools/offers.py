@@ -1,4 +1,4 @@
-"""Build the toolbox from names, folders and MCP files."""
+"""Makes a toolbox of built-in tools and those of MCP servers."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,9 +15,10 @@ BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run"
 def toolbox(
     names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
 ) -> Toolbox:
-    """Collect the named built-in tools, and those of MCP servers, which run until `stack` is closed.
+    """Make a toolbox of the named built-in tools and of those of MCP servers, which run until `stack` is closed.
 
-    Raises UsageError, and as McpServers.
+    allowed: folders that built-in tools may access.  mcp: path of a file of MCP servers. Raises UsageError, and as
+    McpServers.
     """
     if unknown := [name for name in names if name not in BUILT_IN]:
         raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")

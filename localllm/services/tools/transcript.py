@@ -1,4 +1,4 @@
-"""Record a conversation with tools as JSON Lines while it happens.
+"""Records a conversation with tools as JSON Lines while it happens.
 
 {"transcript": 1, "made": "2026-11-23T10:34:00+00:00", "model": "qwen3"}
 {"role": "user", "content": "What is in notes.txt?"}
@@ -10,7 +10,7 @@
 import json
 import os
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import json_line
@@ -23,7 +23,7 @@ class ToolTranscript:
     """A transcript file; new lines are appended. Close it."""
 
     def __init__(self, path: str, model: str):
-        """Open the file. Raises UsageError if it is of another kind or cannot be written."""
+        """Open the file. Raises UsageError if it exists and is no transcript, or cannot be written."""
         require_transcript(path)
         try:
             self._path, self._file = path, open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -31,7 +31,7 @@ class ToolTranscript:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: dict[str, object]) -> None:
         """Append a line. Raises LocalllmError."""
         rest = memoryview(json_line(line))
         try:

@@ -38,7 +38,7 @@ from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
 from localllm.kernels.reference_cache import ReferenceCache
 from localllm.kernels.simd import dot_bytes, dot_variant
 from localllm.services import bench, bench_texts
-from localllm.services.bench import Bench, Course, Result, Test, plan
+from localllm.services.bench import Bench, Result, SpeedTest, Test, plan
 from localllm.services.token_costs import MatrixCosts
 from tests.integration.test_cli import ENVIRONMENT, PROGRAM, posix
 
@@ -96,12 +96,12 @@ class TimedSequence(FakeSequence):
 def course(monkeypatch):
     """A function (engine) to a course over it, with its clock and a memory that gets faster: 10, 20, ... GB/s."""
 
-    def prepare(engine: TimedEngine, steps: list[str] | None = None) -> Course:
+    def prepare(engine: TimedEngine, steps: list[str] | None = None) -> SpeedTest:
         monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
         speeds = count(10, 10)
         monkeypatch.setattr(bench, "read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
         monkeypatch.setattr(bench, "peak_operations", lambda threads: threads * 3e9)
-        return Course(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
+        return SpeedTest(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
 
     return prepare
 
@@ -156,7 +156,7 @@ def test_what_a_card_can_do_is_known(course, test: Test, limits: tuple | None, t
     """Nothing is measured for it, and no cache has to be filled again; a prompt is not about memory."""
     engine = TimedEngine(1.0)
     made = course(engine)
-    tried = Course(made._sequence, 2, COSTS, lambda step: None, limits)
+    tried = SpeedTest(made._sequence, 2, COSTS, lambda step: None, limits)
     result = tried.measure(test, 1)
     assert (result.bandwidth, result.peak) == told
     runs = 2 + (not test.prompt and limits is None)

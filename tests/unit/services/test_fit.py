@@ -15,7 +15,7 @@ from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 from localllm.services import fit, hub, pull
 from localllm.services.catalogue import MissingError
-from localllm.services.fit import SHARE, WORKING, describe_file, longest_context, verdict
+from localllm.services.fit import SHARE, WORKING, describe_file, estimate, longest_context
 from localllm.services.token_costs import MatrixCosts
 
 
@@ -69,9 +69,18 @@ def test_how_many_experts_a_file_says():
 
 def test_what_fits_and_how_fast():
     costs, row = MatrixCosts(1000, 1, 1), {"total_bytes": 5000, "cache_bytes": 400}
-    found = verdict(row, costs, 5000 + WORKING, 7e6)
-    assert found == {"needed_bytes": 5000 + WORKING, "fits": True, "tokens_per_s": pytest.approx(SHARE * 7e6 / 1400)}
-    assert not verdict(row, costs, 4999 + WORKING, 7e6)["fits"] and verdict(row, costs, 0, None)["tokens_per_s"] is None
+    found = estimate(row, "f16", costs, 5000 + WORKING, 7e6)
+    assert found == {
+        **row,
+        "kv_type": "f16",
+        "needed_bytes": 5000 + WORKING,
+        "fits": True,
+        "tokens_per_s": pytest.approx(SHARE * 7e6 / 1400),
+    }
+    assert (
+        not estimate(row, "f16", costs, 4999 + WORKING, 7e6)["fits"]
+        and estimate(row, "f16", costs, 0, None)["tokens_per_s"] is None
+    )
 
 
 def test_the_longest_context():

@@ -23,7 +23,7 @@ from localllm.cli.map_run import finishing
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
-from localllm.services.map import MapJob, Mapping, belonging, in_order, select_unfinished, shortest_first
+from localllm.services.map import MapJob, Mapping, in_order, result_filter, select_unfinished, shortest_first
 from localllm.services.map import result as result_of
 from localllm.services.records import Prompts, Record, read_records
 from localllm.text import sandbox
@@ -528,7 +528,7 @@ def test_no_answers_are_none(n: int):
 
 
 def test_results_of_another_input_are_not_touched():
-    stays = belonging([Record(1, "a"), Record(2, "b")], "out")
+    stays = result_filter([Record(1, "a"), Record(2, "b")], "out")
     assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
     for told, reason in (
         ({"id": 3, "input": "a"}, "3 is not in this input"),

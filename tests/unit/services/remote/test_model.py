@@ -126,7 +126,7 @@ def test_budgets_of_thoughts_and_variables_of_templates():
 
 def streamed(*events: Any) -> tuple[Streaming, list[tuple[str, str]]]:
     said = Streaming()
-    return said, [tuple(part) for event in events for part in said.take(event)]
+    return said, [tuple(part) for event in events for part in said.push(event)]
 
 
 def choice(**fields: Any) -> dict[str, Any]:
