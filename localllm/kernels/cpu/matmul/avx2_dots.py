@@ -1,4 +1,4 @@
-"""A sub-block of a register tile on CPUs with AVX2 but no dot product of bytes, in assembly.
+"""The runs of a register tile on CPUs with AVX2 but no dot product of bytes, in assembly.
 
 16 rows times TOKENS tokens, over 32 or 16 columns that share scales. There are two ways to multiply them:
 
@@ -95,16 +95,20 @@ def word_products(words):
     return emit, TOKENS, ir.Constant(ir.VectorType(I8, 32), [255, 0] * 16)
 
 
-def add_to_totals(sums, first, has_minimum):
+def add_to_totals(sums, first, part, minimums_after):
     """Emit totals + scale of the row * scale of the token * sum + the term for the sum of the token's columns.
 
     That term is minimum of the row * sum of the columns, or factor * scale of the row * sum of the columns.
+
+    part: of the run, 0 or 1. minimums_after: the bytes from scales to minimums; None without minimums.
     """
-    yield from (f"vmovups ({{s}}), {W0}", f"vmovups 32({{s}}), {W1}")
+    has_minimum, scales = minimums_after is not None, 64 * part
+    yield from (f"vmovups {scales}({{s}}), {W0}", f"vmovups {scales + 32}({{s}}), {W1}")
     if has_minimum:
-        yield from (f"vmovups ({{m}}), {ODD0}", f"vmovups 32({{m}}), {ODD1}")
+        minimums = scales + minimums_after
+        yield from (f"vmovups {minimums}({{s}}), {ODD0}", f"vmovups {minimums + 32}({{s}}), {ODD1}")
     for t, rows in enumerate(sums, first):
-        yield from (f"vbroadcastss {{c{t}}}, {X}", f"vbroadcastss {{n{t}}}, {PRODUCT}")
+        yield from (f"vbroadcastss {{c{t}}}, {X}", f"vbroadcastss {4 * part}{{n{t}}}, {PRODUCT}")
         if not has_minimum:
             yield f"vmulps {FACTOR}, {PRODUCT}, {PRODUCT}"
         for half, (total, scale, minimum) in enumerate(zip(rows, (W0, W1), (ODD0, ODD1), strict=True)):
@@ -120,34 +124,60 @@ def add_to_totals(sums, first, has_minimum):
             yield f"vmovups {total}, {place}"
 
 
-def make_add_sub_block(words, largest, factor):
-    """Return an intrinsic (totals, w, x, bytes between tokens of x, s, m, c, n, bytes between tokens of c and n).
+def make_add_runs(sub_block, words, largest, factor, minimums_after):
+    """Return an intrinsic (totals, w, x, bytes between tokens of x, s, c, n, bytes between tokens of c and n, runs).
 
-    It adds a sub-block, whose words lie at these offsets, to totals f32 [TOKENS][16] in memory. s, m: scales and
-    minimums of the rows, f32 [16]; c, n: the token's scale and the sum of its columns. largest: of the codes that go by
-    bytes; None: by words. factor: by what scales times sums are added; None: minimums times sums are.
+    It adds so many runs of 32 columns to totals f32 [TOKENS][16] in memory, in a loop of its own: LLVM moved twelve
+    addresses to and fro between blocks of assembly that added one sub-block each.
+
+    sub_block: columns, 16 or 32, that share scales. words: where the words of a run lie in its group of 64 or 256
+    columns (CHUNK_WORDS or GROUP_WORDS). largest: of the codes that go by bytes; None: by words. factor: by what scales
+    times sums are added; None: minimums times sums are. s: scales of the rows, f32 [sub-blocks][16], and
+    `minimums_after` bytes later their minimums. c, n: the token's scale and the sum of its columns, f32.
     """
-    emit, tokens, constant = word_products(words) if largest is None else byte_products(words, largest)
-    lines = []
-    for first in range(0, TOKENS, tokens):
-        products, sums = emit(first)
-        lines += [*products, *add_to_totals(sums, first, factor is None)]
-    names = {"totals": "$0", "w": "$1", "s": "$2", "m": "$3"}
-    for i, (name, stride) in enumerate((("x", "$4"), ("c", "$5"), ("n", "$5"))):
-        near, far = f"${6 + 2 * i}", f"${7 + 2 * i}"
-        places = f"({near})", f"({near},{stride})", f"({far})", f"({far},{stride})"
+    lines, tokens, constant = [], TOKENS, None
+    halves_of_run = [words] if sub_block == 32 else [words[:4], words[4:]]
+    for i, part in enumerate(halves_of_run):
+        emit, tokens, constant = word_products(part) if largest is None else byte_products(part, largest)
+        for first in range(0, TOKENS, tokens):
+            products, sums = emit(first)
+            lines += [*products, *add_to_totals(sums, first, i, minimums_after if factor is None else None)]
+    inputs = ["totals", "x_stride", "stride"]
+    changed = ["w", "s", "near_x", "far_x", "near_c", "far_c", "near_n", "far_n", "runs"]
+    names = {name: f"${i}" for i, name in enumerate(changed)} | {name: f"${9 + i}" for i, name in enumerate(inputs)}
+    for name, stride in (("x", "x_stride"), ("c", "stride"), ("n", "stride")):
+        near, far, step = names[f"near_{name}"], names[f"far_{name}"], names[stride]
+        places = f"({near})", f"({near},{step})", f"({far})", f"({far},{step})"
         names |= {f"{name}{t}": place for t, place in enumerate(places)}
-    text = "\n".join(line.format_map(names) for line in lines)
+    lines = "\n".join([*loop(lines, sub_block, words, 2 if largest is None else 1)]).format_map(names)
     clobbered = [f"~{{xmm{i}}}" for i in range(14)]
-    constraints = ",".join(["r"] * 12 + ["x", "x", *clobbered, "~{memory}"])
+    tied = [str(i) for i in range(len(changed))]
+    constraints = ",".join(["=&r"] * len(changed) + ["r"] * 3 + ["x", "x", *tied, *clobbered, "~{memory}", "~{flags}"])
     factors = ir.Constant(ir.VectorType(F32, 8), [factor or 0.0] * 8)
 
     @operation(None, *[int64] * 9)
-    def add_sub_block(builder, totals, w, x, x_stride, s, m, c, n, stride):
-        inputs = [totals, w, s, m, x_stride, stride]
+    def add_runs(builder, totals, w, x, x_stride, s, c, n, stride, runs):
+        values = [totals, x_stride, stride, factors, constant, w, s]
         for near, step in ((x, x_stride), (c, stride), (n, stride)):
-            inputs += [near, builder.add(near, builder.shl(step, I64(1)))]
-        inputs += [factors, constant]
-        builder.asm(ir.FunctionType(ir.VoidType(), [v.type for v in inputs]), text, constraints, inputs, True)
+            values += [near, builder.add(near, builder.shl(step, I64(1)))]
+        values.append(runs)
+        kind = ir.FunctionType(ir.LiteralStructType([I64] * len(changed)), [value.type for value in values])
+        builder.asm(kind, lines, constraints, values, True)
 
-    return add_sub_block
+    return add_runs
+
+
+def loop(lines, sub_block, words, size):
+    """Emit a loop over runs of 32 columns, which are striped: 8 columns apart within a group of 64 or 256.
+
+    size: bytes of a column of x.
+    """
+    group = 64 * (words[2] // 16)  # columns: 256 or 64
+    rest = group - group // 4
+    yield from ("1:", *lines)
+    yield from (f"addq $${32 * 64 // sub_block}, {{s}}", "addq $$128, {w}")
+    yield from (f"addq $${8 * size}, {{{end}_x}}" for end in ("near", "far"))
+    yield from (f"addq $$8, {{{end}_{name}}}" for name in "cn" for end in ("near", "far"))
+    yield from ("decq {runs}", f"testq $${group // 32 - 1}, {{runs}}", "jne 1b", f"addq $${16 * rest}, {{w}}")
+    yield from (f"addq $${size * rest}, {{{end}_x}}" for end in ("near", "far"))
+    yield from ("testq {runs}, {runs}", "jne 1b")

@@ -11,25 +11,24 @@ from numba import float32
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
-from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_add_sub_block
-from localllm.kernels.cpu.matmul.slab import load_all, make_slab, store_all
+from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_add_runs
+from localllm.kernels.cpu.matmul.slab import make_fetch_next, make_slab
 from localllm.kernels.cpu.matmul.tile_dots import make_code_dots, transpose_codes
 from localllm.kernels.cpu.matmul.tiles import (
     CHUNK_WORDS,
     GROUP_WORDS,
     ROWS,
+    TOKENS,
     VECTORS,
-    add_256_times,
     add_least,
     scaled,
     settled,
     times_256,
     transpose_words,
-    zero_floats,
     zero_ints,
 )
 from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.simd import store_f32x2, store_f32x8, store_f32x16, store_u8x64
+from localllm.kernels.simd import load_f32x16, splat_f32x16, store_f32x2, store_f32x8, store_f32x16, store_u8x64
 
 
 def make_unpack(format):
@@ -89,29 +88,17 @@ def make_unpack_tile(format):
     return unpack_tile
 
 
-def make_sub_block(format, words, is_exact):
+def make_sub_block(format, words):
     """Make a function that multiplies one sub-block, with words at these offsets, and adds it to a tile's totals.
 
-    The totals may also be at an address. Their unit is that of the low plane, or of the high one if it is not exact.
+    Their unit is that of the low plane.
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
-    if HAS_AVX2_DOTS:
-        add = make_add_sub_block(words, None if is_exact else format.largest, None if has_minimum else float(factor))
-
-        @inlined
-        def sub_block(totals, w, x, low, both, x_stride, s, m, s_stride, c, n, stride):
-            if is_exact:
-                add(totals, w, both, 2 * x_stride, s, m, c, n, stride)
-            else:
-                add(totals, w, x, x_stride, s, m, c, n, stride)
-            return totals
-
-        return sub_block
     dots = make_code_dots(words, format.largest)
 
     @inlined
-    def sub_block(totals, w, x, low, both, x_stride, s, m, s_stride, c, n, stride):
+    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
         totals = settled(add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
         sums = dots(times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride)
         return scaled(totals, sums, s, s_stride, c, stride)
@@ -119,30 +106,30 @@ def make_sub_block(format, words, is_exact):
     return sub_block
 
 
-def make_tile(format, is_exact):
-    """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
+def make_tile(format):
+    """Make a function that multiplies ROWS rows by TOKENS tokens, in both planes, over the columns of a slab."""
     half, apart = format.sub_block == 16, format.sub_block // 4
-    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS, is_exact)
-    second_half = make_sub_block(format, GROUP_WORDS[4:], is_exact)
-    chunk_run = make_sub_block(format, CHUNK_WORDS, is_exact)
+    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
+    second_half = make_sub_block(format, GROUP_WORDS[4:])
+    chunk_run = make_sub_block(format, CHUNK_WORDS)
     has_chunks = format.chunk is not None
 
     @inlined
-    def tile(totals, columns, w, s, m, s_stride, x, low, both, x_stride, c, n, stride):
+    def tile(totals, columns, w, s, m, s_stride, x, low, x_stride, c, n, stride):
         for i in range(columns // 256 * 8):
             k = i // 8 * 256 + i % 8 * 8
-            v, high, rest, words = w + 16 * k, x + k, low + k, both + 2 * k
-            totals = run(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
+            v, high, rest = w + 16 * k, x + k, low + k
+            totals = run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
             s, m, n = s + 64, m + 64, n + apart
             if half:
-                totals = second_half(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
+                totals = second_half(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
                 s, m, n = s + 64, m + 64, n + apart
             c += 8
         if has_chunks:
             for i in range(columns // 256 * 8, columns // 32):
                 k = i // 2 * 64 + i % 2 * 8
-                v, high, rest, words = w + 16 * k, x + k, low + k, both + 2 * k
-                totals = chunk_run(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
+                v, high, rest = w + 16 * k, x + k, low + k
+                totals = chunk_run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
                 s, m, n, c = s + 64, m + 64, n + 8, c + 8
         return totals
 
@@ -151,29 +138,70 @@ def make_tile(format, is_exact):
 
 def make_precise_slab(format):
     """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
-    return make_code_slab(format, True)
-
-
-def make_code_slab(format, is_exact):
-    """Make the slab product for codes; with HAS_AVX2_DOTS, perhaps of the high plane alone."""
-    product, scale_bytes = make_tile(format, is_exact), 64 * SLAB // format.sub_block
-    sums = LINEAR.sums if is_exact else LINEAR.high_sums
+    if HAS_AVX2_DOTS:
+        return make_assembly_slab(format, True)
+    product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
 
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         x, low, width = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place, argument(a, LINEAR.columns)
-        both, c, n = (
-            argument(a, LINEAR.words) + 2 * place,
-            argument(a, LINEAR.scales) + place // 4,
-            argument(a, sums) + place // 4,
-        )
-        if not HAS_AVX2_DOTS:
-            return product(totals, columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
-        here = m + VECTORS * scale_bytes  # where the rows lay before they were transposed
-        store_all(totals if is_exact else zero_floats(), here, 64)
-        product(here, columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
-        products = load_all(here, 64)
-        return products if is_exact else add_256_times(totals, products)
+        c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
+        return product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, n, width // 4)
 
     return make_slab(format, make_unpack_tile(format), multiply)
+
+
+def make_assembly_slab(format, is_exact):
+    """Make the slab product of a CPU with HAS_AVX2_DOTS: of words of both planes if exact, of the high plane if not.
+
+    Two vectors of 16 rows meet the same tokens, one after the other: activations, which come from the second or third
+    cache, are read half as often (1.04 times as fast).
+    """
+    unpack_tile, fetch_next = make_unpack_tile(format), make_fetch_next(format.group_bytes)
+    add_products = make_assembly_product(format, is_exact)
+
+    @device
+    def slab(a, tile, column, next_slab, tokens, scratch):
+        columns = min(SLAB, argument(a, LINEAR.columns) - column)
+        unpack_tile(a, tile, column, columns, scratch)
+        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
+        vectors = min(VECTORS, (argument(a, LINEAR.rows) - tile * ROWS + 15) // 16)
+        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            fetch_next(a, next_slab, t, tokens)
+            for v in range(vectors):
+                add_products(a, y + 64 * v, y_stride, v, columns, t * width + column, column == 0, scratch)
+
+    return slab
+
+
+def make_assembly_product(format, is_exact):
+    """Make a function that adds the products of 16 rows and TOKENS tokens to y, or starts with them."""
+    scale_bytes, has_chunks = 64 * SLAB // format.sub_block, format.chunk is not None
+    largest, factor = None if is_exact else format.largest, None if format.minimums else -float(format.offset)
+    add_groups, add_chunks = (
+        make_add_runs(format.sub_block, words, largest, factor, VECTORS * scale_bytes)
+        for words in (GROUP_WORDS, CHUNK_WORDS)
+    )
+    activations, size = (LINEAR.words, 2) if is_exact else (LINEAR.high, 1)
+    sums, unit = (LINEAR.sums, float32(1.0)) if is_exact else (LINEAR.high_sums, float32(256.0))
+
+    @inlined
+    def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
+        w, s = scratch + v * 16 * SLAB, scratch + VECTORS * 16 * SLAB + v * scale_bytes
+        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # where the rows lay before they were transposed
+        x, width = argument(a, activations) + size * place, argument(a, LINEAR.columns)
+        c, n, groups = argument(a, LINEAR.scales) + place // 4, argument(a, sums) + place // 4, columns // 256
+        for i in range(TOKENS):
+            store_f32x16(totals + 64 * i, splat_f32x16(float32(0.0)))
+        if groups:
+            add_groups(totals, w, x, size * width, s, c, n, width // 4, 8 * groups)
+        if has_chunks and columns % 256:
+            w, x, s = w + 4096 * groups, x + 256 * size * groups, s + 512 * groups
+            add_chunks(totals, w, x, size * width, s, c + 64 * groups, n + 64 * groups, width // 4, columns % 256 // 32)
+        for i in range(TOKENS):
+            products, place_in_y = load_f32x16(totals + 64 * i) * splat_f32x16(unit), y + i * y_stride
+            store_f32x16(place_in_y, products if is_first else products + load_f32x16(place_in_y))
+
+    return add_products

@@ -14,7 +14,7 @@ from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
-from localllm.kernels.cpu.matmul.gemm_int16 import make_code_slab, make_precise_slab
+from localllm.kernels.cpu.matmul.gemm_int16 import make_assembly_slab, make_precise_slab
 from localllm.kernels.cpu.matmul.gemv_int16 import (
     has_words,
     make_few_in_words,
@@ -155,7 +155,7 @@ def make_linear_fast(format_name):
     """
     format = load_group_format(format_name, small_codes=True)
     if HAS_AVX2_DOTS:
-        return make_tiles(make_code_slab(format, format.largest > MOST_IN_BYTES))
+        return make_tiles(make_assembly_slab(format, format.largest > MOST_IN_BYTES))
     return make_tiles(make_fast_slab(format))
 
 
