@@ -78,8 +78,8 @@ ROPE = arguments("count x y stride heads head_dim table pairs step apart")
 LOGITS = arguments("count x stride columns y flaws")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; words int16 [tokens, columns], both of them, or 0
 # where they are not multiplied (avx2_dots.py); scales, sums of both planes and of the high one, f32
-# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32]. most_precise: address
-# of the most tokens of which no more than 32 columns share a scale.
+# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32], or int16 for each 16
+# columns. most_precise: address of the most tokens of which no more than 32 columns share a scale.
 QUANTIZE = arguments(
     "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
 )

@@ -1,8 +1,8 @@
 """Block formats: how each lane reads them. A row for each format: the file of its family.
 
-A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODE_GROUPS, the
-same where tiles need another; and UNPACK, for formats whose codes are not all in their layout (quant/layouts.py):
-functions like those of scalar.py. This file does not import Numba.
+A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODE_GROUPS and
+INTEGER_SCALE_GROUPS, the same where tiles need another; and UNPACK, for formats whose codes are not all in their layout
+(quant/layouts.py): functions like those of scalar.py. This file does not import Numba.
 """
 
 from importlib import import_module
@@ -36,7 +36,12 @@ def supports_int8(name: str, columns: int) -> bool:
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
-def load_group_format(name: str, small_codes: bool = False) -> Any:
-    """Return the format as the int8 kernels see it; small_codes: no scale may hide in the codes."""
+def load_group_format(name: str, small_codes: bool = False, integer_scales: bool = False) -> Any:
+    """Return the format as the int8 kernels see it.
+
+    small_codes: no scale may hide in the codes. integer_scales: scales may be integers, see GroupFormat.
+    """
     found = family(name)
-    return getattr(found, "SMALL_CODE_GROUPS", {}).get(name, found.GROUPS[name]) if small_codes else found.GROUPS[name]
+    integers = getattr(found, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
+    small = getattr(found, "SMALL_CODE_GROUPS", {}) if small_codes else {}
+    return (found.GROUPS | small | integers)[name]

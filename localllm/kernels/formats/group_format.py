@@ -27,6 +27,9 @@ class GroupFormat(NamedTuple):
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
     minimums: Callable | None = None  # address -> the same type
     chunk: "ChunkFormat | None" = None
+    # Tiles get sub-blocks of 16 as they are multiplied in integers: scales are int16 [16][2], each twice; minimums
+    # [8 runs][2]: -offset * scales of both sub-blocks, int16, and the scale of all 256 weights, f32.
+    has_integer_scales: bool = False
 
 
 class ChunkFormat(NamedTuple):

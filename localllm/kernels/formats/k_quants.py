@@ -38,10 +38,12 @@ from localllm.kernels.simd import (
     make_quads,
     make_rotate,
     make_shift,
+    make_terms,
     make_where,
     splat_f32x8,
     splat_f32x16,
     splits_dot,
+    twice_i8x16,
     u8x16,
     u8x64,
 )
@@ -213,6 +215,19 @@ def q6_k_scales(address):
     return float_i8x16(load_u8x16(address + Q6_SCALES)) * load_splat_f16x16(address + Q6_D)
 
 
+q6_k_terms = make_terms(Q6.centre)
+
+
+@device
+def q6_k_integer_scales(address):
+    return twice_i8x16(load_u8x16(address + Q6_SCALES))
+
+
+@device
+def q6_k_integer_terms(address):
+    return q6_k_terms(load_u8x16(address + Q6_SCALES), load_splat_f16x16(address + Q6_D))
+
+
 iq4_value = make_lookup(*(value + 127 for value in IQ4.values))
 
 
@@ -254,4 +269,11 @@ GROUPS = {
 SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
     "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
+}
+
+# What tiles unpack with AVX2 only: scales that are multiplied in integers.
+INTEGER_SCALE_GROUPS = {
+    "Q6_K": GroupFormat(
+        *("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_integer_scales, q6_k_integer_terms), has_integer_scales=True
+    )
 }

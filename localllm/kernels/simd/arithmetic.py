@@ -248,6 +248,31 @@ def float_i8x16(builder, value):
     return builder.sitofp(value, f32x16.llvm)
 
 
+@operation(f32x16, u8x16)
+def twice_i8x16(builder, value):
+    """Return each signed byte as two words of 16 bits, in the lanes of a vector of floats, as which it is stored."""
+    return as_pairs(builder, *[builder.sext(value, i32x16.llvm)] * 2)
+
+
+def as_pairs(builder, low, high):
+    """Return in each lane the lower 16 bits of both values, as floats."""
+    low = builder.and_(low, constant_like(low, 0xFFFF))
+    return builder.bitcast(builder.or_(low, builder.shl(high, constant_like(high, 16))), f32x16.llvm)
+
+
+def make_terms(offset):
+    """Return an intrinsic: lanes 2 i hold -offset * signed bytes 2 i and 2 i + 1, in 16 bits each, others `scale`'s."""
+
+    @operation(f32x16, u8x16, f32x16)
+    def terms(builder, value, scale):
+        value = builder.sext(value, i32x16.llvm)
+        value = builder.mul(value, constant_like(value, -offset))
+        pairs = as_pairs(builder, value, shuffled(builder, value, value, [i ^ 1 for i in range(16)]))
+        return shuffled(builder, pairs, scale, [i + 16 * (i % 2) for i in range(16)])
+
+    return terms
+
+
 @operation(f32x16, u8x16, types.int64, f32x16, f32x16)
 def nibbles_f32x16(builder, codes, bit, scale, minimum):
     """Compute scale * code + minimum, rounded once, of four-bit codes from bit `bit` of each byte.

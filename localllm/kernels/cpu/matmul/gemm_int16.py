@@ -179,27 +179,35 @@ def make_assembly_slab(format, is_exact):
 def make_assembly_product(format, is_exact):
     """Make a function that adds the products of 16 rows and TOKENS tokens to y, or starts with them."""
     scale_bytes, has_chunks = 64 * SLAB // format.sub_block, format.chunk is not None
-    largest, factor = None if is_exact else format.largest, None if format.minimums else -float(format.offset)
     add_groups, add_chunks = (
-        make_add_runs(format.sub_block, words, largest, factor, VECTORS * scale_bytes)
-        for words in (GROUP_WORDS, CHUNK_WORDS)
+        make_add_runs(format, words, is_exact, VECTORS * scale_bytes) for words in (GROUP_WORDS, CHUNK_WORDS)
     )
     activations, size = (LINEAR.words, 2) if is_exact else (LINEAR.high, 1)
     sums, unit = (LINEAR.sums, float32(1.0)) if is_exact else (LINEAR.high_sums, float32(256.0))
+    sum_bytes = 8  # of a run
+    if format.has_integer_scales:
+        sums, sum_bytes = LINEAR.excess, 4
 
     @inlined
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
         w, s = scratch + v * 16 * SLAB, scratch + VECTORS * 16 * SLAB + v * scale_bytes
         totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # where the rows lay before they were transposed
-        x, width = argument(a, activations) + size * place, argument(a, LINEAR.columns)
-        c, n, groups = argument(a, LINEAR.scales) + place // 4, argument(a, sums) + place // 4, columns // 256
+        x, run = argument(a, activations) + size * place, place // 32
+        c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
+        stride = argument(a, LINEAR.columns) // 32 * sum_bytes
         for i in range(TOKENS):
             store_f32x16(totals + 64 * i, splat_f32x16(float32(0.0)))
         if groups:
-            add_groups(totals, w, x, size * width, s, c, n, width // 4, 8 * groups)
+            add_groups(totals, w, x, s, c, n, stride, 8 * groups)
         if has_chunks and columns % 256:
-            w, x, s = w + 4096 * groups, x + 256 * size * groups, s + 512 * groups
-            add_chunks(totals, w, x, size * width, s, c + 64 * groups, n + 64 * groups, width // 4, columns % 256 // 32)
+            w, x, s, c, n = (
+                w + 4096 * groups,
+                x + 256 * size * groups,
+                s + 512 * groups,
+                c + 64 * groups,
+                n + 64 * groups,
+            )
+            add_chunks(totals, w, x, s, c, n, stride, columns % 256 // 32)
         for i in range(TOKENS):
             products, place_in_y = load_f32x16(totals + 64 * i) * splat_f32x16(unit), y + i * y_stride
             store_f32x16(place_in_y, products if is_first else products + load_f32x16(place_in_y))

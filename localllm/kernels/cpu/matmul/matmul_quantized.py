@@ -153,7 +153,7 @@ def make_linear_fast(format_name):
 
     It uses both planes where that takes no longer: for large codes on a CPU that multiplies words.
     """
-    format = load_group_format(format_name, small_codes=True)
+    format = load_group_format(format_name, small_codes=True, integer_scales=HAS_AVX2_DOTS)
     if HAS_AVX2_DOTS:
         return make_tiles(make_assembly_slab(format, format.largest > MOST_IN_BYTES))
     return make_tiles(make_fast_slab(format))

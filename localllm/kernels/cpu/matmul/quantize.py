@@ -20,7 +20,8 @@ each 4 columns the even ones first.
 Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
 multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
 products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
-integers per 32 times what the bytes of weights in gemm_int8.py are too large by, negative.
+integers per 32 times what the bytes of weights in gemm_int8.py are too large by, negative; where words are multiplied,
+the sums of integers per 16, in 16 bits.
 """
 
 from llvmlite import ir
@@ -127,7 +128,8 @@ def quantize_run(x, largest, a, token, run, whole):
     store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
     store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
     store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
-    store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)
+    excess = first_high & 0xFFFF | second_high << 16 if HAS_AVX2_DOTS else (first_high + second_high) * -BYTE_OFFSET
+    store_i32(argument(a, QUANTIZE.excess) + i * 4, excess)
 
 
 @device
