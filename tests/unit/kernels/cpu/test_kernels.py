@@ -602,7 +602,7 @@ def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
     planes = [plane.astype(np.int8).reshape(x.shape) for plane in (high, low)]
     scales = step[..., 0]
     both, upper = ([twice(scaled_sums(plane, 32)), scaled_sums(plane, 16)] for plane in (codes, high))
-    excess = sums(high, 32) * -BYTE_OFFSET
+    excess = sums(high, 16).astype(np.int16).view(np.int32) if LANE.has_avx2_only else sums(high, 32) * -BYTE_OFFSET
     return dict(zip(QUANTIZED_X, [*planes, twice(scales), *both, *upper, excess], strict=True))
 
 
@@ -749,6 +749,17 @@ def test_linear_quantized(call, name, tokens):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
             assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
+
+
+@pytest.mark.parametrize(("code", "scale"), [(0, -128), (255, 127)])
+def test_the_largest_codes_and_scales_of_q6_k_fit(call, code, scale):
+    """Sums of 16 bits are multiplied by integer scales in 32 bits where there is no dot product of bytes."""
+    data = np.full((16, 2, 210), code, np.uint8)
+    data[..., 192:208], data[..., 208:] = np.int8(scale).view(np.uint8), np.frombuffer(np.float16(1), np.uint8)
+    weights = dequantized("Q6_K", data.reshape(16, -1)).reshape(16, 512)
+    x = np.ones((MANY, 512), np.float32) * np.where(np.arange(MANY) % 2, -1, 1)[:, None].astype(np.float32)
+    got = linear_quantized(call, "Q6_K", data.reshape(16, -1), 16, x, 1, 1)
+    assert product_error(got, x, weights) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q4_K"])
