@@ -64,9 +64,9 @@ class AnswerArguments(SamplingArguments, total=False):
     keep: int | None
     think: str
     think_budget: int | None
-    template_variables: Mapping[str, Any]
+    template_variables: Mapping[str, object]
     continue_final: bool | None
-    schema: Any
+    schema: object
     grammar: str | None
     regex: str | None
     json_whitespace: bool
@@ -85,7 +85,7 @@ class CallArguments(AnswerArguments, total=False):
     be several.  json_calls: whether JSON that names a tool counts as a call.
     """
 
-    tool_choice: Any
+    tool_choice: object
     parallel_tool_calls: bool
     json_calls: bool
 
@@ -93,7 +93,7 @@ class CallArguments(AnswerArguments, total=False):
 class ChatArguments(CallArguments, total=False):
     """Arguments of a chat; tools: functions that the model may call, or descriptions in OpenAI's format."""
 
-    tools: Sequence[Any]
+    tools: Sequence[object]
 
 
 _CONSTRAINTS = ("schema", "grammar", "regex")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
@@ -27,7 +27,7 @@ class AsyncGeneration(Generic[Answer]):
         """The answer, None before the first piece was requested."""
         return self._generation
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._generation is None:

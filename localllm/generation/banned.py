@@ -1,31 +1,33 @@
-"""Banned strings: an answer goes back to where one begins, and takes another token there.
+"""Banned strings: when one is complete, its tokens are undone and its first token is barred there.
 
-Tokens whose text may become a banned string are held back. When it does, the first of them is barred at its place, it
-and all after it are undone, and the place is sampled again from the same logits. So the answer is the one that sampling
-with rejection gives, with drafts or without. Upper and lower case count as the same.
+Tokens whose text may become a banned string are held back. If it does, the string's first token and all after it are
+undone, and that position is sampled again from the same logits without this token. So the answer has the distribution
+of rejection sampling, with and without drafts. Upper and lower case count as the same.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
+    from localllm.generation.constraints.token_mask import AnswerState
     from localllm.generation.reasoning import TextPart
+    from localllm.generation.sampling.sampler import Sampler
     from localllm.text.tokenizer import Tokenizer
 
 Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UTF-8
 
 
 def spellings(text: str) -> Spellings:
-    """Return what each character of a text may look like: as it is, in lower and in upper case."""
+    """Return the spellings of each character of a text: unchanged, in lower case and in upper case."""
     return tuple(frozenset(one.encode(errors="replace") for one in (c, c.lower(), c.upper())) for c in text)
 
 
 def match_at(data: bytes, place: int, string: Spellings) -> bool | None:
-    """Return whether a string begins at this place; None if that depends on what comes after the data."""
+    """Return whether a string begins at a position in `data`; None if that depends on the bytes that follow."""
     for character in string:
         rest = data[place:]
         found = next((one for one in character if rest.startswith(one)), None)
@@ -35,26 +37,40 @@ def match_at(data: bytes, place: int, string: Spellings) -> bool | None:
     return True
 
 
+class AnswerSnapshot(NamedTuple):
+    """The state of an answer before one of its tokens.
+
+    Attributes:
+        length: of the prompt and the answer.  row: logits after logits_processor, float32 [vocab]; None without one.
+    """
+
+    length: int
+    sampler: "Sampler"
+    guide: "AnswerState"
+    logprob: float
+    row: np.ndarray | None
+
+
 class HeldToken(NamedTuple):
     """A token that may have to be undone.
 
     Attributes:
-        data: its bytes.  before: the answer's state before it, as its owner describes it.
-        row: the logits that it was sampled from, float32 [vocab].  parts: of text that it completed.
+        data: its bytes.  before: the answer's state before it.
+        row: the model's logits that it was sampled from, float32 [vocab].  parts: of text that it completed.
     """
 
     token: int
     data: bytes
-    before: Any
+    before: AnswerSnapshot
     row: np.ndarray
     parts: "list[TextPart]"
 
 
 class BannedStrings:
-    """Follows one answer, token by token, and finds banned strings in its text, thoughts included.
+    """Finds banned strings in one answer, reasoning included, token by token.
 
     Attributes:
-        held: the latest tokens, from the first one on that a banned string may begin in.
+        held: the latest tokens, from the first one in which a banned string may begin.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: "Tokenizer"):
@@ -88,7 +104,7 @@ class BannedStrings:
             raise LocalllmError("only a banned text could follow here: allow it, or change the constraint")
         return mask
 
-    def push(self, token: int, before: Any, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:
+    def push(self, token: int, before: AnswerSnapshot, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:
         """Append a token; return the one that the answer has to go back to, which is barred from now on.
 
         row: is copied.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -173,20 +173,23 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
             waiting += branches(prompt, sequence, (*begin, *ids), paths)
 
 
-class ManyScores:
+T = TypeVar("T")
+
+
+class ManyScores(Generic[T]):
     """Scores texts after many prompts, which a scheduler reads in the same runs as those that `map` answers.
 
     Iterate over it for one result after another, in the order of the prompts.
     """
 
-    def __init__(self, engine: "Engine", prepare: Callable[[Any], tuple[Request, TextTree]], precise: bool):
+    def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TextTree]], precise: bool):
         """Store the engine; prepare: makes a request and its texts to score from a prompt; it raises LocalllmError."""
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()
         self._trees = dict[int, TextTree]()
 
-    def requests(self, prompts: Iterable[Any]) -> Iterator[Request]:
+    def requests(self, prompts: Iterable[T]) -> Iterator[Request]:
         """Yield a request for each prompt; one that cannot be made has its error among the results."""
         for number, prompt in enumerate(prompts):
             try:

@@ -1,7 +1,7 @@
-"""The turns of a conversation, answered by a model here or by a server."""
+"""A conversation and its history, for local models and for servers."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from localllm.generation.generate import GenerationOptions
 from localllm.images.parts import texts_of
@@ -18,27 +18,51 @@ class PartialAnswer(NamedTuple):
 NOTHING = PartialAnswer()
 
 
-class Conversation:
-    """A conversation; subclasses start answers in `_start_answer`.
+class AnswerInProgress(Protocol):
+    """What a conversation needs to know of an answer: a Generation, or one of a server."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def thinking(self) -> str: ...
+
+    @property
+    def calls(self) -> Sequence[object]: ...
+
+    @property
+    def finish_reason(self) -> str: ...
+
+    def message(self) -> Message: ...
+
+    def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=AnswerInProgress)
+
+
+class Conversation(Generic[A]):
+    """A conversation; subclasses start answers, of type A, in `_start_answer`.
 
     Attributes:
-        system: the instruction in front of the conversation, or None.
-        forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
-        earlier: how many tokens the conversation held in an earlier process, if it began there; to be set after
-            `messages`. What files hold of it is not read again.
+        system: the system message, or None.
+        forgotten: number of turns that the latest `ask` or `chat` dropped, to fit the context.
+        earlier: number of tokens that a conversation from an earlier process had there, set after `messages`: its
+        stored
+            state is loaded instead of being computed again.
     """
 
     def __init__(self) -> None:
         self.system: str | None = None
         self.forgotten = self.earlier = 0
         self._history: list[Message] = []
-        self._answer: Any = None  # to the last message in the history, perhaps still being said: a Generation
-        self._begun = NOTHING  # of the latest answer, which goes on with it
+        self._answer: A | None = None  # to the last message of the history; it may be in progress
+        self._begun = NOTHING  # the part of the latest answer that it continues
 
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
-    ) -> tuple[list[Message], Any]:
-        """Start an answer; return the part of the conversation that stays, and it. is_own: for this one."""
+    ) -> tuple[list[Message], A]:
+        """Start an answer; return the kept part of `history` and the answer. is_own: it is this conversation's next."""
         raise NotImplementedError
 
     def hold(self) -> None:
@@ -58,14 +82,14 @@ class Conversation:
         return False
 
     def count(self, text: str) -> int:
-        """Return how many tokens a text has; 0 if unknown."""
+        """Count the tokens of a text; 0 if unknown."""
         return 0
 
     @property
     def messages(self) -> list[Message]:
-        """Return the conversation so far, with the system message and the latest answer, perhaps partial.
+        """The conversation so far, with the system message and the latest answer, which may be partial.
 
-        It can be set: then the conversation is another one.
+        Setting it starts another conversation.
         """
         return self._system() + self._history_with_answer()
 
@@ -76,17 +100,17 @@ class Conversation:
         self.system = messages[0]["content"] if has_system else None
         self._history = list(messages[has_system:])
 
-    def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[Any] = ()) -> Any:
+    def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[object] = ()) -> A:
         """Ask the next question. If the conversation is too long, the oldest turns are dropped by default.
 
-        images: that come before the text, as in localllm.images.opened. An interrupted answer stays in the history as
-        far as it was generated; a question without any answer is withdrawn. Raises ContextError if the text alone does
-        not fit; the conversation is then as before.
+        images: put before the text; types as in localllm.images.opened. An interrupted answer stays in the history as
+        far as it was generated; a question without any answer is removed. Raises ContextError if the text alone does
+        not fit, and leaves the conversation unchanged.
         """
         shown = {"images": list(images)} if images else {}
         return self.go_on([{"role": "user", "content": text, **shown}], options)
 
-    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Any:
+    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
         """Continue with the next messages: a question, or results of the calls in the latest answer."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
@@ -122,10 +146,10 @@ class Conversation:
         answer = self._answer
         if answer is None:
             return self._history
-        said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
-        if said or answer.calls or answer.finish_reason != "interrupted" or self._begun is not NOTHING:
-            thoughts = {"reasoning_content": thought} if thought else {}
-            return [*self._history, {**answer.message(), "content": said, **thoughts}]
+        text, reasoning = self._begun.text + answer.text, self._begun.thinking + answer.thinking
+        if text or answer.calls or answer.finish_reason != "interrupted" or self._begun is not NOTHING:
+            more = {"reasoning_content": reasoning} if reasoning else {}
+            return [*self._history, {**answer.message(), "content": text, **more}]
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
     def _stop(self) -> list[Message]:
@@ -141,5 +165,5 @@ def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
 
 
 def has_calls(message: Message) -> bool:
-    """Return whether a message is a tool call or a result: it has calls, or the result of one."""
+    """Return whether a message has tool calls, or the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))

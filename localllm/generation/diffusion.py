@@ -5,13 +5,16 @@ schedule: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (
 2502.09992).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
 
 ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE = range(5)  # which places are filled first, as llama.cpp numbers them
 MOST_STEPS = 10_000
@@ -177,7 +180,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def diffusion_model(engine: Any, metadata: Any) -> DiffusionModel:
+def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> DiffusionModel:
     """Return the diffusion model of an engine. Raises UsageError for another kind of model, or without a mask token."""
     if not engine.hyperparameters.fills:
         raise UsageError(

@@ -12,6 +12,7 @@ from localllm.generation.request import Completion, Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.task import Task
+from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Generation(TextIterator):
 
     if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name not in Generation.__annotations__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             return getattr(self._answer, name)
@@ -115,9 +116,9 @@ class Generation(TextIterator):
             pass
         return self._answer.parsed
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> Message:
         """Return the answer as a message, with reasoning and tool calls if there are any."""
-        more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
+        more: Message = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.to_message() for call in self.calls]
         return {"role": "assistant", "content": self.text, **more}

@@ -134,7 +134,7 @@ class GenerationMixin:
     def run_tools(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., object]],
         max_turns: int = 8,
         permission: Callable[["ToolCall"], bool] | None = None,
         max_tokens: int | None = None,
@@ -153,7 +153,7 @@ class GenerationMixin:
     def arun_tools(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., object]],
         max_turns: int = 8,
         permission: Callable[["ToolCall"], bool] | None = None,
         max_tokens: int | None = None,
@@ -174,7 +174,7 @@ class GenerationMixin:
     def _turns(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., object]],
         max_tokens: int | None,
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":
@@ -233,7 +233,7 @@ class GenerationMixin:
         precise: bool = True,
         errors: str = "raise",
         **options: Unpack[ChatArguments],
-    ) -> Iterator[Any]:
+    ) -> Iterator[Completion | LocalllmError]:
         """Answer many prompts at once, each as `generate` or `chat` would, in the order of the prompts.
 
         An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
@@ -247,7 +247,7 @@ class GenerationMixin:
         return self._map(require_several("prompts", prompts), chosen, parallel, precise, errors == "return")
 
     def _map(
-        self, prompts: Iterable[Any], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
+        self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
     ) -> Iterator[Completion | LocalllmError]:
         """Answer prompts in their order."""
         made = dict[int, Completion | LocalllmError]()
@@ -264,7 +264,7 @@ class GenerationMixin:
 
     def _requests(
         self,
-        prompts: Iterable[Any],
+        prompts: Iterable[Prompt],
         options: GenerationOptions,
         failed: dict[int, Completion | LocalllmError],
         returns: bool,

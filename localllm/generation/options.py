@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -41,7 +41,7 @@ class GenerationOptions:
     cache_reuse: int | None = None
     think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
-    template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    template_variables: Mapping[str, object] = field(default_factory=dict)  # for the chat template
     # Whether the answer goes on with the last message, an assistant's; None: if that has no calls. False: a new one.
     continue_final: bool | None = None
     constraint: "Constraint | None" = None  # what an answer must look like
@@ -52,7 +52,7 @@ class GenerationOptions:
     logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
     stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
     ban: Sequence[str] = ()  # texts that are not in an answer, in upper or lower case: see generation.banned
-    result_type: Any = None  # the Python type that a schema came from, None if it was JSON
+    result_type: object = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values."""

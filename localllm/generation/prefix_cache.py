@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from localllm.engine.memory.prefix_store import PrefixStore
     from localllm.engine.sequence import Sequence
     from localllm.generation.chunk_reuse import ChunkReuse
+    from localllm.generation.prefix_match import Source
     from localllm.generation.request import Completion
     from localllm.generation.speculation.ngram_cache import NgramCache
 
@@ -310,11 +311,11 @@ class PrefixCache:
         if self.written:
             self.written.collect()
 
-    def touch(self, sequence: "Sequence | ShiftedSequence | None") -> None:
+    def touch(self, source: "Source | None") -> None:
         """Mark an idle sequence as recently used."""
-        if sequence and sequence in self.idle:
-            self.idle.remove(sequence)
-            self.idle.append(sequence)
+        if source and not isinstance(source, StoredPrefix) and source in self.idle:
+            self.idle.remove(source)
+            self.idle.append(source)
 
     def evict(self, spare: int = 0) -> bool:
         """Close the oldest idle sequence but for the `spare` latest; False if there is none."""

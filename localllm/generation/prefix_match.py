@@ -9,11 +9,18 @@ for another as far as the arithmetic is the same (localllm.generation.chunked_pr
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.image_tokens import last_end
 from localllm.engine.run import PRECISE_TOKENS, Runs
 from localllm.generation.chunked_prefill import PrefillSegments, reusable_prefix
+
+if TYPE_CHECKING:
+    from localllm.engine.memory.sequence_state import StoredPrefix
+    from localllm.engine.sequence import Sequence
+    from localllm.generation.context_overflow import ShiftedSequence
+
+    Source = Sequence | ShiftedSequence | StoredPrefix
 
 
 class TurnBoundary(NamedTuple):
@@ -27,13 +34,14 @@ class ReuseCandidate(NamedTuple):
     """A sequence or file whose prefix a prompt may reuse.
 
     Attributes:
-        source: the sequence or file.  tokens: the cached tokens.  turns: the ends of the conversation's turns.
+        source: the sequence or file, None if only the length matters.  tokens: the cached tokens.  turns: the ends of
+        the conversation's turns.
         aligned: how many of the tokens were read in whole runs and images; None if it can continue anywhere.
         has_logits: whether the logits after all tokens are known: the same prompt needs no prefill at all.
         segments: of the prompt that the tokens begin with, if it was prefilled in a batch.
     """
 
-    source: Any
+    source: "Source | None"
     tokens: Ids[int]
     turns: Ids[TurnBoundary] = ()
     aligned: int | None = None
@@ -48,7 +56,7 @@ class PrefixMatch(NamedTuple):
         is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.
     """
 
-    source: Any
+    source: "Source | None"
     length: int
     is_run: bool = False
 

@@ -14,7 +14,7 @@ space around a thought goes with them.
 from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from localllm.engine.image_tokens import without_images
 from localllm.errors import UsageError
@@ -372,13 +372,13 @@ def require_choice(think: str, budget: int | None) -> None:
         raise UsageError(f"think_budget should be a whole number, 0 or above, not {budget!r}")
 
 
-def template_variables(template: str, think: str, budget: int | None) -> dict[str, Any]:
+def template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:
     """Return the template variables of a choice; those that the template does not use have no effect.
 
     template: its source. Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek,
     Granite), thinking_mode (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).
     """
-    variables: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
+    variables: dict[str, object] = {} if budget is None else {"thinking_budget": budget}
     if think == "auto":
         return variables
     thinks = think != "off"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.run import Runs
     from localllm.engine.sequence import Sequence
-    from localllm.generation.banned import BannedStrings
+    from localllm.generation.banned import AnswerSnapshot, BannedStrings
     from localllm.generation.chunk_reuse import ChunkReuse
     from localllm.generation.speculation.acceptance import Guesses
     from localllm.generation.tools.tool_call import ToolCall
@@ -119,16 +119,6 @@ class Output(NamedTuple):
     token: int | None
     parts: list[TextPart]
     logits: np.ndarray
-
-
-class AnswerPlace(NamedTuple):
-    """A snapshot of an answer before one of its tokens; row: what the token was sampled from, if not the logits."""
-
-    length: int
-    sampler: Sampler
-    guide: AnswerState
-    logprob: float
-    row: np.ndarray | None
 
 
 class Completion:
@@ -320,21 +310,25 @@ class Completion:
         """Go on as accept_logits, around banned strings; return what is certain now."""
         if self.banned is None:
             return [self.accept_logits(row)]
+        from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
+
         if self.options.ends_answer(self.ids, row):
             self.has_ended = True
             return [*self._released(), Output(self, None, [], row)]
         processed = self.options.processed_logits(self.ids, row)
         while True:
             sampler, guide = self.sampler.copy(), self.guide.copy()
-            place = AnswerPlace(len(self.ids), sampler, guide, self.logprob, None if processed is row else processed)
+            before = AnswerSnapshot(
+                len(self.ids), sampler, guide, self.logprob, None if processed is row else processed
+            )
             output = self._draw(row, processed)
             if output.token is None:
                 return [*self._released(), output]
-            if (found := self.banned.push(output.token, place, row, output.parts)) is None:
+            if (banned := self.banned.push(output.token, before, row, output.parts)) is None:
                 return self._released()
-            self._rewind(found.before)
-            row = found.row
-            processed = row if found.before.row is None else found.before.row
+            self._rewind(banned.before)
+            row = banned.row
+            processed = row if banned.before.row is None else banned.before.row
 
     def _released(self) -> list[Output]:
         """Return the tokens that are held no more: all of them if the answer is complete."""
@@ -342,7 +336,7 @@ class Completion:
         released = self.banned.flush() if self.is_complete else self.banned.release()
         return [Output(self, one.token, one.parts, one.row) for one in released]
 
-    def _rewind(self, place: AnswerPlace) -> None:
+    def _rewind(self, place: "AnswerSnapshot") -> None:
         """Undo tokens; the sequence follows when the step ends."""
         self._chosen -= len(self.ids) - place.length
         del self.logprobs[max(place.length - len(self.prompt), 0) :]

@@ -177,7 +177,7 @@ class Scheduler:
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
         best = self._cache.longest_match(answering)
-        unread = [ReuseCandidate(one, one.ids, segments=one.segments) for one in self.running if one.pending_tokens]
+        unread = [ReuseCandidate(None, one.ids, segments=one.segments) for one in self.running if one.pending_tokens]
         soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
         if soon.length >= best.length + PAGE:
             return False

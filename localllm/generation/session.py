@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
@@ -48,7 +48,7 @@ class Prompt(NamedTuple):
     begun: PartialAnswer | None = None
 
 
-class Session(Conversation):
+class Session(Conversation[Generation]):
     """One conversation with a model. Not for several threads at once."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Session(Conversation):
         """
         super().__init__()
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
-        self.encode_image: Callable[[Any], EncodedImage] = blind
+        self.encode_image: Callable[[object], EncodedImage] = blind
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -122,7 +122,7 @@ class Session(Conversation):
     def run_tools(
         self,
         text: str,
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., object]],
         options: GenerationOptions | None = None,
         max_turns: int = 8,
         permission: "Permission | None" = None,
@@ -162,7 +162,7 @@ class Session(Conversation):
         asked: "str | list[int] | Sequence[Message]",
         options: GenerationOptions | None = None,
         n: int = 1,
-        key: Any = None,
+        key: object = None,
     ) -> "Request":
         """Make a request for a Batch, which answers many."""
         from localllm.generation.request import Request
@@ -251,8 +251,10 @@ class Session(Conversation):
         """
         return self._encode(*extract_images(messages), options).ids
 
-    def _encode(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
-        """Encode messages with marks for images."""
+    def _encode(
+        self, messages: Sequence[Message], images: Sequence[object], options: GenerationOptions | None
+    ) -> Prompt:
+        """Encode messages that have an IMAGE character for each image."""
         self.require_conversation()
         chosen, messages = options or GenerationOptions(), validate_messages(messages)
         format = self._format(chosen)
@@ -263,7 +265,7 @@ class Session(Conversation):
         )
         variables |= chosen.template_variables
 
-        def render(messages: Sequence[Message], **more: Any) -> str:
+        def render(messages: Sequence[Message], **more: object) -> str:
             return self.tokenizer.markers.render(format.template, messages, **{**variables, **more})
 
         text, rest = (
@@ -390,6 +392,6 @@ class Session(Conversation):
         return kept, self._read(system + kept, options)
 
 
-def blind(image: Any) -> "EncodedImage":
+def blind(image: object) -> "EncodedImage":
     """Raise UsageError: this model takes no images."""
     raise UsageError("this model does not accept images")

@@ -131,7 +131,7 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
     """Yield the results of tasks, which are read in batches. Raises ContextError for one that does not fit."""
     plans = [plan_task(task, model.tokenizer) for _, task in tasks]
     prompts = [prompt for plan in plans for prompt in plan.prompts]
-    scores = ManyScores(
+    scores = ManyScores[tuple[list[int], list[list[int]]]](
         model.engine, lambda prompt: (model.session.request(prompt[0]), TextTree(prompt[1])), precise=True
     )
     with closing(model.batch(scores.requests(prompts), PARALLEL, precise=True)) as batch:

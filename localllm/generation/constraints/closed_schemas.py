@@ -1,32 +1,31 @@
-"""Objects of JSON schemas that have the properties that they name and no others, unless a schema says otherwise.
+"""Close the objects of JSON schemas: without `additionalProperties`, only listed properties are allowed.
 
-JSON Schema leaves an object open where `additionalProperties` is not there; small models then invent properties without
-end, and llama.cpp takes such an object for closed. An object without `properties` is any object still.
+JSON Schema allows any other property there, but small models then invent properties without end; llama.cpp closes such
+objects, too. An object without `properties` stays open.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.json_pointers import resolve_pointer
+from localllm.generation.constraints.json_pointers import Schema, resolve_pointer
 
-Schema = Mapping[str, Any]
-_SAYS = ("additionalProperties", "unevaluatedProperties")
+_STATED = ("additionalProperties", "unevaluatedProperties")
 _PARTS = ("anyOf", "oneOf")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
 
 
-def close_objects(schema: Any) -> Any:
-    """Close the objects of a schema to properties that it does not list, through its references too."""
+def close_objects(schema: Schema) -> Schema:
+    """Close the objects of a schema to properties that it does not list, also across references."""
     try:
-        return _Closing(schema).schema(schema) if isinstance(schema, Mapping) else schema
+        return _Closing(schema).object_schema(schema)
     except RecursionError:
         raise UsageError("the schema cannot be used: it is nested too deeply") from None
 
 
 MOST_JOINED = 1000  # references
-Path = tuple[str, ...]  # of references, within which something stands
+Path = tuple[str, ...]  # the references that were followed to reach a schema
 
 
 class _Closing:
@@ -35,21 +34,23 @@ class _Closing:
     def __init__(self, root: Schema):
         self._root, self._count = root, 0
 
-    def schema(self, schema: Any, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> Any:
-        """Close a schema.  others: names of the object's properties in other schemas."""
+    def schema(self, schema: object, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
+        """Close a schema, or each of a list.  others: names of the object's properties in other schemas."""
         if isinstance(schema, list):
             return [self.schema(part, others, path) for part in schema]
-        if not isinstance(schema, Mapping):
-            return schema
+        return self.object_schema(schema, others, path) if isinstance(schema, Mapping) else schema
+
+    def object_schema(self, schema: Schema, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
+        """Close a schema that is an object: see `schema`."""
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
         is_joined, base, every = self._is_joined(schema, parts), others, others
         if isinstance(there := schema.get("$ref"), str) and (others or is_joined) and there not in path:
-            return self.schema(self._inline(schema), others, (*path, there))
+            return self.object_schema(self._inline(schema), others, (*path, there))
         if is_joined:
             base |= self._names(schema, ("allOf",))
             every = base | self._names(schema, ("allOf", *_PARTS))
         changed = {word: self._within(word, value, path) for word, value in schema.items() if word not in parts}
-        is_open = is_joined and self._says(schema)
+        is_open = is_joined and self._is_stated(schema)
         for word, value in parts.items():
             about = every if word == "allOf" else base
             changed[word] = [self._inside(part, path) if is_open else self.schema(part, about, path) for part in value]
@@ -58,8 +59,8 @@ class _Closing:
         return changed
 
     def _close(self, schema: dict[str, Any], others: frozenset[str]) -> None:
-        """Close an object's schema, unless it has additionalProperties itself."""
-        if any(word in schema for word in _SAYS):
+        """Close an object's schema in place, unless it has additionalProperties itself."""
+        if any(word in schema for word in _STATED):
             return
         named = dict(schema.get("properties") or {})
         for name in [*_as_list(schema.get("required")), *sorted(others)]:
@@ -69,26 +70,26 @@ class _Closing:
         if not isinstance(least, int) or least <= len(named):
             schema |= {"properties": named, "additionalProperties": False}
 
-    def _is_joined(self, schema: Schema, parts: Mapping[str, Any]) -> bool:
+    def _is_joined(self, schema: Schema, parts: Schema) -> bool:
         """Return whether several schemas apply to the same object."""
         count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
         return count + len(parts.get("allOf", ())) > 1
 
-    def _inside(self, schema: Any, path: Path) -> Any:
+    def _inside(self, schema: object, path: Path) -> object:
         """Close the objects within a schema, but not the schema's own object."""
         if not isinstance(schema, Mapping):
             return schema
         same = ("allOf", *_PARTS)
         return {word: value if word in same else self._within(word, value, path) for word, value in schema.items()}
 
-    def _within(self, word: str, value: Any, path: Path) -> Any:
-        """Schemas that a keyword has, of other values."""
+    def _within(self, word: str, value: object, path: Path) -> object:
+        """Close the schemas in a keyword's value, which describe other values than the object itself."""
         if word in _BY_NAME and isinstance(value, Mapping):
             return {name: self.schema(part, path=path) for name, part in value.items()}
         return self.schema(value, path=path) if word in _INNER else value
 
-    def _inline(self, schema: Schema) -> dict[str, Any]:
-        """Inline what a schema's reference leads to, if that describes the same object."""
+    def _inline(self, schema: Schema) -> dict[str, object]:
+        """Replace a schema's $ref by the schema that it points to, joined with the other keywords by allOf."""
         self._count += 1
         if self._count > MOST_JOINED:
             raise UsageError(f"the schema cannot be used: it joins more than {MOST_JOINED} references with others")
@@ -103,12 +104,13 @@ class _Closing:
         named = [part.get("properties") for part in self._parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
-    def _says(self, schema: Schema) -> bool:
+    def _is_stated(self, schema: Schema) -> bool:
+        """Return whether a schema, or one that applies to the same object, says which other properties it may have."""
         parts = self._parts(schema, ("allOf", *_PARTS))
-        return any(word in part for part in parts for word in (*_SAYS, "patternProperties"))
+        return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
 
-    def _parts(self, schema: Any, words: tuple[str, ...]) -> list[Schema]:
-        """List a schema and those that apply to the same object."""
+    def _parts(self, schema: object, words: tuple[str, ...]) -> list[Schema]:
+        """List a schema, and those that $ref and the keywords in `words` apply to the same object."""
         found, waiting = dict[int, Schema](), [schema]
         while waiting:
             one = waiting.pop()
@@ -119,5 +121,5 @@ class _Closing:
         return [*found.values()]
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []

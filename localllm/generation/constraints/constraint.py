@@ -13,7 +13,7 @@ import threading
 from collections.abc import Container, Mapping
 from copy import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,7 @@ from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.constraints.python_types import is_type, schema_of
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.constraints.token_trie import TokenTrie, build_trie
@@ -90,7 +91,7 @@ class Constraint:
         return matcher
 
     @classmethod
-    def of_schema(cls, schema: Any, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
+    def of_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
         """Constrain answers to a JSON schema: a dict, its text, or a type for pydantic (class, list[int], Literal).
 
         whitespace: keep the white space that the model writes between the parts of JSON; else the text is compact.
@@ -150,7 +151,7 @@ def in_ascii(regex: str) -> str:
 
 
 def constraint_of(
-    schema: Any = None,
+    schema: object = None,
     grammar: str | None = None,
     regex: str | None = None,
     json_whitespace: bool = False,
@@ -176,7 +177,7 @@ def _beginning(grammar: str) -> "LLMatcher":
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
 
 
-def fits(text: str, schema: Mapping[str, Any]) -> bool:
+def fits(text: str, schema: Schema) -> bool:
     """Return whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
     from llguidance import LLMatcher
 
@@ -188,7 +189,7 @@ def fits(text: str, schema: Mapping[str, Any]) -> bool:
     return matcher.try_consume_tokens([*told]) == len(told) and matcher.is_accepting()
 
 
-def require_usable(schema: Mapping[str, Any]) -> None:
+def require_usable(schema: Schema) -> None:
     """Raise UsageError for a schema that llguidance, with its options in it, does not accept."""
     from llguidance import LLMatcher
 
@@ -200,7 +201,7 @@ def require_usable(schema: Mapping[str, Any]) -> None:
         raise UsageError(f"the schema cannot be used: {_reason(matcher.get_error())}")
 
 
-def _schema_of(schema: Any) -> dict[str, Any]:
+def _schema_of(schema: object) -> dict[str, object]:
     """Return a schema as a dict. Raises UsageError."""
     if is_type(schema):
         schema = schema_of(schema)

@@ -1,7 +1,7 @@
-"""Arrays with uniqueItems, while their text is generated: an item that was there before is left out.
+"""Enforce uniqueItems while an array is generated: a repeated item is dropped from the text.
 
-No mask could forbid it: whether an item equals another is known only when it ends, and then there may be no other
-continuation.
+A token mask cannot forbid repetitions: whether an item equals another one is known only at its end, when there may be
+no other valid continuation.
 """
 
 import json
@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
 
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.constraints.schemas import alternatives
 
-Schema = Mapping[str, Any]
 
-
-def has_distinct(schema: Any) -> bool:
+def has_distinct(schema: object) -> bool:
     """Return whether uniqueItems is anywhere in a schema."""
     if isinstance(schema, list):
         return any(map(has_distinct, schema))
@@ -25,32 +23,33 @@ def has_distinct(schema: Any) -> bool:
     return schema.get("uniqueItems") is True or any(map(has_distinct, schema.values()))
 
 
-def without_distinct(schema: Any) -> Any:
+def without_distinct(schema: Schema) -> dict[str, object]:
     """Return the schema without uniqueItems."""
-    if isinstance(schema, list):
-        return [without_distinct(part) for part in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        word: without_distinct(value) for word, value in schema.items() if word != "uniqueItems" or value is not True
-    }
+    return {word: _part_without(value) for word, value in schema.items() if word != "uniqueItems" or value is not True}
+
+
+def _part_without(value: object) -> object:
+    if isinstance(value, list):
+        return [_part_without(part) for part in value]
+    return without_distinct(value) if isinstance(value, Mapping) else value
 
 
 @dataclass
 class _Level:
-    """An object or an array that is open.
+    """An open object or array.
 
     Attributes:
-        schemas: what is said of it.  key: of an object's value that comes.  count: of an array's items so far.
-        seen: the items of an array that has each once, None of any other.
+        schemas: those that apply to it.  key: of an object's next value.  count: complete items of an array.
+        seen: keys of an array's items (see _identity) if it has uniqueItems, else None.
+        has_output: whether one of these items was released.
     """
 
     schemas: list[Schema]
     is_array: bool
     key: str | None = None
     count: int = 0
-    seen: set[Any] | None = None
-    has_said: bool = False
+    seen: set[object] | None = None
+    has_output: bool = False
 
 
 @dataclass
@@ -59,9 +58,7 @@ class DistinctItems:
 
     schema: Schema
     _levels: list[_Level] = field(default_factory=list)
-    _said: list[str] = field(
-        default_factory=lambda: [""]
-    )  # what can go, and behind it the items that are being written
+    _output: list[str] = field(default_factory=lambda: [""])  # releasable text, then items that are not complete
     _is_inside: bool = False
     _is_escaped: bool = False
     _string: str = ""
@@ -77,8 +74,8 @@ class DistinctItems:
         """Add text, and return the text that can be released now."""
         for character in text:
             self._take(character)
-        said, self._said[0] = self._said[0], ""
-        return said
+        released, self._output[0] = self._output[0], ""
+        return released
 
     def _take(self, character: str) -> None:
         level = self._levels[-1] if self._levels else None
@@ -102,44 +99,44 @@ class DistinctItems:
             level.key, level.count = None, level.count + 1
             if is_distinct:
                 self._end_item(level)
-                self._said.append("")
+                self._output.append("")
                 return
-        self._said[-1] += character
+        self._output[-1] += character
 
     def _open(self, bracket: str) -> None:
         """Begin an object or an array."""
         schemas = [part for schema in self._next() for part in alternatives(schema, self.schema)]
         is_distinct = bracket == "[" and any(part.get("uniqueItems") is True for part in schemas)
-        self._said[-1] += bracket
+        self._output[-1] += bracket
         self._levels.append(_Level(schemas, bracket == "[", seen=set() if is_distinct else None))
-        self._said += [""] * is_distinct
+        self._output += [""] * is_distinct
 
-    def _next(self) -> list[Any]:
-        """Return the schema of the next value."""
+    def _next(self) -> list[object]:
+        """Return the schemas that apply to the next value."""
         if not self._levels:
             return [self.schema]
-        level, found = self._levels[-1], list[Any]()
+        level, schemas = self._levels[-1], list[object]()
         for schema in level.schemas:
             first, named = schema.get("prefixItems") or (), schema.get("properties") or {}
             if level.is_array:
-                found.append(first[level.count] if level.count < len(first) else schema.get("items"))
+                schemas.append(first[level.count] if level.count < len(first) else schema.get("items"))
             else:
-                found.append(named[level.key] if level.key in named else schema.get("additionalProperties"))
-        return found
+                schemas.append(named[level.key] if level.key in named else schema.get("additionalProperties"))
+        return schemas
 
     def _end_item(self, level: _Level) -> None:
-        item = self._said.pop()
+        item = self._output.pop()
         is_new = bool(item.strip())
         if is_new:
-            told = _identity(json.loads(item, parse_int=Decimal, parse_float=Decimal))
-            is_new = told not in (level.seen or ())
-            level.seen = {*(level.seen or ()), told}
+            key = _identity(json.loads(item, parse_int=Decimal, parse_float=Decimal))
+            is_new = key not in (level.seen or ())
+            level.seen = {*(level.seen or ()), key}
         if is_new:
-            self._said[-1] += "," * level.has_said + item
-            level.has_said = True
+            self._output[-1] += "," * level.has_output + item
+            level.has_output = True
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: object) -> object:
     """Return a key that is the same for values that JSON Schema considers equal."""
     if isinstance(value, dict):
         return "{", frozenset((name, _identity(part)) for name, part in value.items())

@@ -1,7 +1,7 @@
-"""Patterns of JSON schemas that look around, which llguidance's regular expressions cannot.
+"""Rewrite patterns of JSON schemas with look-around, which llguidance's regular expressions lack.
 
-A look-ahead in front says what the same text is also like, which is what allOf says. An alternative whose pattern does
-anything else of the kind is left out where there are others.
+A look-ahead at the start of a pattern is a further pattern for the same text, so it becomes a schema in allOf. An
+alternative of anyOf with any other look-around is left out if there are others.
 """
 
 import re
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a pattern: an escape, a class, a character
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape, a class or a character
 
 
 def without_look_around(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with the same meaning, or a narrower one, as far as look-around can be avoided.
+    """Return a schema without look-around where possible, with the same meaning or a narrower one.
 
-    pydantic (2.13) gives Decimal as a number or as a text with such a pattern; passwords are often described by one
-    that looks ahead for a digit and a letter.
+    Such patterns are common: pydantic (2.13) describes Decimal as a number or a string with one, and patterns of
+    passwords look ahead for a digit and a letter.
     """
     parts = schema.get("anyOf")
     if isinstance(parts, list):
@@ -29,7 +29,7 @@ def without_look_around(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "allOf": [*(rest.get("allOf") or ()), *({"pattern": pattern} for pattern in patterns)]}
 
 
-def looks_around(pattern: Any) -> bool:
+def looks_around(pattern: object) -> bool:
     """Return whether a pattern has a look-ahead or look-behind."""
     if not isinstance(pattern, str) or "(?" not in pattern:
         return False
@@ -63,7 +63,7 @@ def _has_alternatives(pattern: str) -> bool:
 
 
 def _walk(pattern: str) -> list[tuple[int, int, str]]:
-    """List each token of a pattern: its place, how many parentheses are open behind it, its text."""
+    """List each token of a pattern: its position, the number of open parentheses after it, its text."""
     depth, found = 0, []
     for token in _TOKEN.finditer(pattern):
         depth += (token[0] == "(") - (token[0] == ")")

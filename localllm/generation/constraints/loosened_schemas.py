@@ -1,19 +1,18 @@
-"""Schemas of tools that a grammar cannot enforce: what is unknown to it may be anything, the rest is enforced."""
+"""Loosen schemas of tools that a grammar cannot enforce: unsupported properties may be anything."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from localllm.errors import UsageError
+from localllm.generation.constraints.json_pointers import Schema
 
-Schema = Mapping[str, Any]
 SHARED = ("$defs", "definitions")
 PLAIN = ("type", "properties", "required", "additionalProperties", "description", *SHARED)
 
 
-def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, Any]]) -> dict[str, Any]:
-    """Prepare the schema of an object, as far as a grammar can enforce it.
+def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> dict[str, object]:
+    """Prepare the schema of an object; parts that cannot be prepared are loosened.
 
-    prepare: makes a schema ready; raises UsageError for one that cannot be used.
+    prepare: converts a schema for the grammar; raises UsageError for one that cannot be used.
     """
     shared = {word: schema[word] for word in SHARED if word in schema}
     properties = schema.get("properties")

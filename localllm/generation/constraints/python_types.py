@@ -1,4 +1,4 @@
-"""Schemas given as Python types, and answers as objects of these types, by pydantic."""
+"""Convert Python types to JSON schemas, and answers to objects of these types, with pydantic."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 _DATA = (Mapping, str, bytes, bool, int, float, list, tuple, type(None))
 
 
-def is_type(schema: Any) -> bool:
+def is_type(schema: object) -> bool:
     """Return whether a schema is a type rather than JSON: a class, list[int], Literal["a", "b"], a TypeAdapter."""
     return not isinstance(schema, _DATA)
 
 
-def adapter_of(kind: Any) -> "TypeAdapter[Any]":
-    """Return pydantic's adapter of a type. Raises UsageError for what it does not know."""
+def adapter_of(kind: Any) -> "TypeAdapter[object]":
+    """Return pydantic's adapter of a type. Raises UsageError for a type that pydantic does not support."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -30,19 +30,20 @@ def adapter_of(kind: Any) -> "TypeAdapter[Any]":
         raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def schema_of(kind: Any) -> Any:
+def schema_of(kind: object) -> dict[str, Any]:
     """Return the JSON schema of a type. Raises UsageError."""
     from pydantic.errors import PydanticUserError
 
     if hasattr(kind, "model_json_schema"):
-        return kind.model_json_schema()
+        schema: dict[str, Any] = kind.model_json_schema()
+        return schema
     try:
         return adapter_of(kind).json_schema()
     except PydanticUserError as error:
         raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def parse_answer(text: str, finish_reason: str, kind: Any) -> Any:
+def parse_answer(text: str, finish_reason: str, kind: object) -> Any:
     """Return an answer's JSON as an object of a type, or as plain values without one.
 
     Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type validates more than

@@ -1,45 +1,45 @@
-"""JSON schemas as llguidance gets them right: what it would take for something else is written anew, or refused."""
+"""Rewrite JSON schemas so that llguidance enforces what they mean; refuse those that cannot be rewritten."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from localllm.generation.constraints.closed_schemas import close_objects
-from localllm.generation.constraints.json_pointers import resolve_pointer
+from localllm.generation.constraints.json_pointers import Schema, resolve_pointer
 from localllm.generation.constraints.written_schemas import rewrite_schema
-
-Schema = dict[str, Any]
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by names
 _VALUES = ("enum", "const", "default", "examples", "example")  # keywords with values, which are no schemas
 _BOUNDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
-# White space between the parts of JSON, as models were trained to write it: none, a space, or one or two line breaks
-# with an indentation. Without a limit a model may go on with spaces for ever.
+# White space in JSON as models were trained to write it: none, a space, or one or two line breaks with an indentation.
+# Without a limit a model may write spaces for ever.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,64})?"
-_LEAST = 1e-9  # a bound is moved by so much, relative to it
+_LEAST = 1e-9  # relative distance by which an exclusive bound is moved to make it inclusive
 
 
-def exact(schema: Schema, is_open: bool = False) -> Schema:
-    """Return a schema whose answers by llguidance (1.9) are all valid by the given one. Raises UsageError.
+def exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
+    """Return a schema with which llguidance (1.9) allows only values that are valid by the given one.
 
-    is_open: let objects have other properties where additionalProperties does not say; else they are closed. Bounds:
-    for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound becomes an
-    inclusive one at the nearest float, which excludes almost nothing; so do all where schemas are merged (allOf, a $ref
-    with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
-    minimum is excluded. A list of items means what it did up to draft 2019-09, also where no $schema says which it is.
+    is_open: whether objects without additionalProperties may have properties that they do not list.
+    Exclusive bounds: llguidance allows 0 for "more than 0, at most 0.5", because both bounds have the same integer
+    part. Such a bound becomes an inclusive one at the next float, which excludes almost nothing. The same holds for all
+    bounds of schemas that are merged (allOf, a $ref with other keywords), because the other bound may be in another
+    schema. A boolean exclusiveMinimum is draft 4's: it says whether `minimum` is exclusive. A list of `items` means
+    what it did up to draft 2019-09, also without $schema. Raises UsageError.
     """
     schema = rewrite_schema(schema)
     schema = schema if is_open else close_objects(schema)
     parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
     merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in parts)
-    result: Schema = _exact(schema, merges)
+    result = {word: _exact_part(word, value, merges) for word, value in schema.items()}
+    result = _make_inclusive(result, merges)
     for part in _schemas(result):
         _spell_tuple(part, is_old)
     return result
 
 
-def _spell_tuple(schema: Any, is_old: bool) -> None:
-    """Spell a list of items as the schema's draft does: llguidance knows prefixItems from 2020-12 on only."""
+def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
+    """Rename the keywords of tuples in place: llguidance reads prefixItems only in draft 2020-12, `items` before."""
     listed = schema["items"] if isinstance(schema.get("items"), list) else None
     if is_old and "prefixItems" in schema:
         rest = {"additionalItems": schema["items"]} if "items" in schema else {}
@@ -49,12 +49,12 @@ def _spell_tuple(schema: Any, is_old: bool) -> None:
         schema["items"] = schema.pop("additionalItems", True)
 
 
-def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema and all within it."""
+def _schemas(schema: object) -> Iterator[dict[str, Any]]:
+    """Yield a schema, a dict or a list of them, and all schemas within it."""
     if isinstance(schema, list):
         for item in schema:
             yield from _schemas(item)
-    elif isinstance(schema, Mapping):
+    elif isinstance(schema, dict):
         yield schema
         for word, value in schema.items():
             if word in _BY_NAME and isinstance(value, Mapping):
@@ -64,21 +64,22 @@ def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
                 yield from _schemas(value)
 
 
-def _exact(schema: Any, merges: bool) -> Any:
+def _exact(schema: object, merges: bool) -> object:
     if isinstance(schema, list):
         return [_exact(item, merges) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    changed = {}
-    for word, value in schema.items():
-        if word in _BY_NAME and isinstance(value, Mapping):
-            changed[word] = {name: _exact(part, merges) for name, part in value.items()}
-        else:
-            changed[word] = value if word in _VALUES else _exact(value, merges)
-    return _make_inclusive(changed, merges)
+    return _make_inclusive({word: _exact_part(word, value, merges) for word, value in schema.items()}, merges)
 
 
-def _make_inclusive(schema: Schema, merges: bool) -> Schema:
+def _exact_part(word: str, value: object, merges: bool) -> object:
+    """Apply _exact to the schemas that are the value of a keyword."""
+    if word in _BY_NAME and isinstance(value, Mapping):
+        return {name: _exact(part, merges) for name, part in value.items()}
+    return value if word in _VALUES else _exact(value, merges)
+
+
+def _make_inclusive(schema: dict[str, Any], merges: bool) -> dict[str, Any]:
     """Make exclusive bounds inclusive, as `exact` describes."""
     for exclusive, inclusive, _ in _BOUNDS:
         is_excluded = schema.get(exclusive)
@@ -97,19 +98,19 @@ def _make_inclusive(schema: Schema, merges: bool) -> Schema:
     return schema
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Order the properties of a value's objects by a schema, which is part of `root`."""
+def in_order(value: object, schema: object, root: Schema) -> object:
+    """Return a value with the properties of its objects in the order of a schema, which is part of `root`."""
     parts = alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]
         return [in_order(item, {"anyOf": items}, root) for item in value]
     if not isinstance(value, Mapping):
         return value
-    known = dict[str, list[Any]]()
+    known = dict[str, list[object]]()
     for part in parts:
         for name, inner in (part.get("properties") or {}).items():
             known.setdefault(name, []).append(inner)
@@ -117,9 +118,9 @@ def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
     return {name: in_order(value[name], {"anyOf": known.get(name, [])}, root) for name in names}
 
 
-def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """List the schemas that apply to the same value: after a reference, in anyOf and the like; each once."""
-    found, waiting = dict[int, Mapping[str, Any]](), [schema]
+def alternatives(schema: object, root: Schema) -> list[Schema]:
+    """List a schema and all that $ref, allOf, anyOf and oneOf apply to the same value; each once."""
+    found, waiting = dict[int, Schema](), [schema]
     while waiting:
         one = waiting.pop()
         if not isinstance(one, Mapping) or id(one) in found:

@@ -1,45 +1,45 @@
-"""JSON schemas as generators write them, in the words that llguidance has: annotations go, numbers fit 64 bits."""
+"""Rewrite JSON schemas in the keywords that llguidance knows, without annotations and numbers beyond 64 bits."""
 
 import math
 from collections.abc import Mapping
 from decimal import Decimal
 from itertools import combinations
-from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.json_pointers import follow_references
+from localllm.generation.constraints.json_pointers import Schema, follow_references
 from localllm.generation.constraints.look_around import without_look_around
 
-Schema = Mapping[str, Any]
-
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# Formats that an answer can be held to; JSON Schema has all others for annotations.
+# Formats that llguidance enforces; all others are annotations.
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_NOTES = ("default", "examples", "example")  # values that no answer has to have
+_NOTES = ("default", "examples", "example")  # keywords with values that constrain nothing
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf", "not", "if",
             "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
-_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # and where tighter ones are
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # direction of tighter bounds
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_SAFE, _MOST = 2**53, 2**63 - 1024  # whole numbers that floats tell apart; the largest float of a bound
-_LARGEST_SET = 6  # values, of which each subset is an alternative
+_SAFE, _MOST = 2**53, 2**63 - 1024  # all integers up to _SAFE are exact floats; _MOST: largest float of a bound
+_LARGEST_SET = 6  # values of a uniqueItems array, whose subsets become alternatives
 _APPLICATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")  # may name properties, too
 
 
-def rewrite_schema(schema: Any) -> Any:
+def rewrite_schema(schema: Schema) -> Schema:
     """Rewrite a schema in the keywords that llguidance supports, with the same or a narrower meaning.
 
     Raises UsageError if that is not possible.
     """
-    return _rewrite(schema, schema if isinstance(schema, Mapping) else {})
+    return _rewrite_object(schema, schema)
 
 
-def _rewrite(schema: Any, root: Schema) -> Any:
+def _rewrite(schema: object, root: Schema) -> object:
     if isinstance(schema, list):
         return [_rewrite(part, root) for part in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    changed = dict[str, Any]()
+    return _rewrite_object(schema, root) if isinstance(schema, Mapping) else schema
+
+
+def _rewrite_object(schema: Schema, root: Schema) -> Schema:
+    """Rewrite a schema that is an object: see rewrite_schema."""
+    changed = dict[str, object]()
     for word, value in schema.items():
         if word in _BY_NAME and isinstance(value, Mapping):
             changed[word] = {name: _rewrite(part, root) for name, part in value.items()}
@@ -54,8 +54,8 @@ def _rewrite(schema: Any, root: Schema) -> Any:
     return _with_distinct_items(_with_named_properties(without_look_around(changed), root), root)
 
 
-def _simplify(schema: dict[str, Any]) -> None:
-    """Convert types to lower case, and drop formats without meaning."""
+def _simplify(schema: dict[str, object]) -> None:
+    """Convert types to lower case, and drop keywords without effect, in place."""
     for word in [*_BY_NAME, *_SCHEMAS]:
         if word in schema and schema[word] is None:
             del schema[word]
@@ -72,11 +72,11 @@ def _simplify(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = schema.get("additionalProperties", False)
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _bound(schema: dict[str, Any]) -> None:
+def _bound(schema: dict[str, object]) -> None:
     """Make bounds exact as floats. Raises UsageError if nothing is left within 64 bits."""
     for word, inwards in _BOUNDS.items():
         bound = schema.get(word)
@@ -91,7 +91,7 @@ def _bound(schema: dict[str, Any]) -> None:
             schema[word] = int(math.nextafter(near, inwards * math.inf) if outside else near)
 
 
-def _exact(value: Any, word: str) -> Any:
+def _exact(value: object, word: str) -> object:
     """Convert large numbers to floats. Raises UsageError for one that a float cannot represent exactly.
 
     llguidance (1.9) reads all numbers as floats, and fails at the smallest 64-bit integer.
@@ -108,8 +108,8 @@ def _exact(value: Any, word: str) -> Any:
     return near
 
 
-def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Replace propertyNames, if they are a list or a pattern and no property is named."""
+def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str, object]:
+    """Replace propertyNames by properties or patternProperties, if it is a list or a pattern and there are none."""
     names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
@@ -124,10 +124,10 @@ def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, An
     return rest if names.keys() <= about and names.get("type", "string") == "string" else schema
 
 
-def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Replace uniqueItems of a few possible values by a list of optional items, in the schema's order.
+def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
+    """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one for each subset.
 
-    Raises UsageError where items that were there before cannot be left out (see generation.distinct_items).
+    Others stay: distinct_items.py drops repeated items from the answer. Raises UsageError if minItems forbids that.
     """
     if schema.get("uniqueItems") is not True:
         return schema
@@ -157,14 +157,14 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
     return {**kept, "anyOf": arrays}
 
 
-def _values(items: Any, root: Schema) -> list[Any] | None:
-    """Return all values that a schema allows, each once, if it says them."""
+def _values(items: object, root: Schema) -> list[object] | None:
+    """Return all values that a schema allows, each once; None if it does not list them."""
     items = follow_references(items, root)
     if not isinstance(items, Mapping):
         return None
     if "const" in items:
         return [items["const"]]
     if isinstance(items.get("enum"), list):
-        told = [(type(value).__name__, str(value)) for value in items["enum"]]
-        return [value for place, value in enumerate(items["enum"]) if told[place] not in told[:place]]
+        keys = [(type(value).__name__, str(value)) for value in items["enum"]]
+        return [value for place, value in enumerate(items["enum"]) if keys[place] not in keys[:place]]
     return [True, False] if items.get("type") == "boolean" else None

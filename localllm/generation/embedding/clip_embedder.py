@@ -1,7 +1,7 @@
 """Texts and pictures to vectors of one space (CLIP): which picture goes with a text, and the other way round."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from localllm.values import require_text
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
-Progress = Callable[[int], Any]
+Progress = Callable[[int], object]
 
 
 class PairEmbedder:

@@ -1,7 +1,7 @@
 """Texts to vectors, and pairs of a query and a text to scores: what embedding models and rerankers are for."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POOLINGS = KINDS[1:4]
 OVERFLOWS = "refuse", "cut", "split"
 ROLES = "query", "document"
-Progress = Callable[[int], Any]
+Progress = Callable[[int], object]
 
 
 @frozen
@@ -59,7 +59,7 @@ class EmbedOptions:
 class ShownImage:
     """An image in the place of a text: what localllm.images.opened takes."""
 
-    source: Any
+    source: object
 
 
 class Embedder:

@@ -6,7 +6,6 @@ sentence-transformers' prompts. Those of other files come from the models' cards
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from localllm.errors import UsageError
 
@@ -25,7 +24,7 @@ KNOWN = {
 }
 
 
-def prompt_of(metadata: Mapping[str, Any], role: str, path: str) -> str:
+def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
     """Return the model's prompt for a query or a document. Raises UsageError if the file has none."""
     given = metadata.get(PROMPT + role)
     if isinstance(given, str):

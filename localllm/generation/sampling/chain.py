@@ -1,34 +1,36 @@
-"""The chain of sampling: which steps there are, when each is on, and what they have to know of the text so far."""
+"""The sampler chain: its steps, the options that turn each on, and the state that they share."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from localllm.generation.sampling import steps
 from localllm.generation.sampling.candidates import Breakers, Candidates, History
+from localllm.generation.sampling.options import CompleteOptions
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-XTC_CHANCE = np.array([-1])  # the id, which is no token's, of the random number that says whether xtc excludes
+XTC_CHANCE = np.array([-1])  # in place of a token id: the key of xtc's random number
 
 
 @dataclass
 class State:
-    """The state of a sampler: the text so far, and the token that is about to be chosen.
+    """The state of a sampler: the tokens so far, and the choice of the next one.
 
     Attributes:
-        random: where the keys come from.  vocab: how many tokens exist.
-        history: of tokens.  breakers: of dry.
-        mu: of mirostat, in bits.  mean: of adaptive_p, of the tokens' probabilities so far; newer ones count more.
-        key: of the noise for the token, 64 bits.
-        tokenizer: tells infill the texts of tokens and which end an answer.
-        allowed: the mask of a grammar for the token, bool [vocab], or None.
-        watched: candidates by whose probabilities mirostat or adaptive_p learns from it.  drawn: the token.
+        random: generates the keys.  vocab: vocabulary size.
+        history: the latest tokens.  breakers: DRY's sequence breakers.
+        mu: state of mirostat, in bits.  mean: state of adaptive_p, weighted mean of the tokens' probabilities.
+        key: seed of the next token's noise, 64 bits.
+        tokenizer: gives infill the texts of tokens and the end tokens.
+        allowed: the mask of a constraint for the next token, bool [vocab], or None.
+        watched: candidates from which mirostat or adaptive_p takes the probability of the drawn token.
+        drawn: the token that was drawn.
     """
 
     random: Random
@@ -44,8 +46,10 @@ class State:
     drawn: int | None = None
 
     @classmethod
-    def first(cls, options: Any, names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None") -> Self:
-        """Create the state before any text. options: complete; names: of the steps."""
+    def first(
+        cls, options: CompleteOptions, names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None"
+    ) -> Self:
+        """Create the state before any token; names: of the steps in the chain."""
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
         history = History(-1 if -1 in windows else max(windows, default=0))
         breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
@@ -58,8 +62,8 @@ class State:
         twin.random, twin.history, twin.breakers = copy.copy(self.random), self.history.copy(), self.breakers.copy()
         return twin
 
-    def learn(self, options: Any, token: int) -> None:
-        """Append a token. Mirostat and adaptive_p only learn from tokens that were drawn."""
+    def learn(self, options: CompleteOptions, token: int) -> None:
+        """Append a token; update mirostat or adaptive_p if it is the one that was drawn."""
         self.history.append(token)
         self.breakers.push(token)
         if self.watched and token == self.drawn:
@@ -71,55 +75,56 @@ class State:
         self.watched = None
 
 
-Apply = Callable[[Candidates, Any, State], Candidates]  # Any: SamplingOptions that are complete
+Apply = Callable[[Candidates, CompleteOptions, State], Candidates]
 
 
 class SamplerStep(NamedTuple):
-    """A step: what it does, when it is on, and whether it always keeps the most likely token."""
+    """A step: its function, whether options turn it on, and whether it always keeps the most likely token."""
 
     apply: Apply
-    is_on: Callable[[Any], bool]
+    is_on: Callable[[CompleteOptions], bool]
     keeps_best: bool = False
 
 
-def penalties(candidates: Candidates, options: Any, state: State) -> Candidates:
+def penalties(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     recent, amounts = state.history.last(options.repeat_last_n), (options.presence_penalty, options.frequency_penalty)
     return steps.penalties(candidates, recent, options.repeat_penalty, *amounts)
 
 
-def dry(candidates: Candidates, options: Any, state: State) -> Candidates:
+def dry(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     recent, growth = state.history.last(options.dry_penalty_last_n), (options.dry_multiplier, options.dry_base)
     return steps.dry(candidates, recent, state.breakers, *growth, options.dry_allowed_length)
 
 
-def xtc(candidates: Candidates, options: Any, state: State) -> Candidates:
+def xtc(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     chance = float(steps.uniform(XTC_CHANCE, state.key)[0])
     return steps.xtc(candidates, options.xtc_probability, options.xtc_threshold, chance)
 
 
-def temperature(candidates: Candidates, options: Any, state: State) -> Candidates:
+def temperature(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     if options.dynatemp_range == 0 or options.mirostat:
         return steps.temperature(candidates, options.temperature)
     return steps.dynamic_temperature(candidates, options.temperature, options.dynatemp_range, options.dynatemp_exponent)
 
 
-def adaptive_p(candidates: Candidates, options: Any, state: State) -> Candidates:
+def adaptive_p(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     state.watched = candidates
     return steps.adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
 
 
-def infill(candidates: Candidates, options: Any, state: State) -> Candidates:
-    """Apply infill, which may end an answer unless something forbids it."""
+def infill(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+    """Apply infill; it may choose the EOS token unless options or a constraint forbid it."""
     assert state.tokenizer
     ends, bytes_of = state.tokenizer.end_ids, state.tokenizer.token_bytes
     eos: int | None = state.tokenizer.eos_id if state.tokenizer.eos_id in ends else min(ends, default=None)
-    is_barred = options.ignore_eos or options.logit_bias.get(eos) == -np.inf
-    if is_barred or (eos is not None and state.allowed is not None and not state.allowed[eos]):
-        eos = None
+    if eos is not None:
+        is_barred = options.ignore_eos or options.logit_bias.get(eos) == -np.inf
+        if is_barred or (state.allowed is not None and not state.allowed[eos]):
+            eos = None
     return steps.infill(candidates, lambda token: bytes_of(token, special=False), ends, eos)
 
 
-def mirostat(candidates: Candidates, options: Any, state: State) -> Candidates:
+def mirostat(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     first = options.mirostat == 1
     kept = steps.mirostat_1(candidates, state.mu, state.vocab) if first else steps.mirostat_2(candidates, state.mu)
     state.watched = kept
@@ -168,12 +173,12 @@ STEPS: dict[str, SamplerStep] = {
 }
 
 
-def chain(options: Any) -> list[str]:
-    """Return the names of the steps that have an effect with these options, in their order.
+def chain(options: CompleteOptions) -> list[str]:
+    """Return the names of the steps that have an effect with these options, in order.
 
-    As in llama.cpp, mirostat leaves only the temperature in the chain; and adaptive_p, wherever it is named, comes
-    last, because it learns from what is drawn. The result of a temperature of 0 is known without the steps before it
-    that keep the most likely token, and without those after it.
+    As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it learns
+    from the token that is drawn. A temperature of 0 makes the steps after it superfluous, and those before it that keep
+    the most likely token.
     """
     if options.mirostat:
         names = [name for name in ("temperature", "mirostat") if STEPS[name].is_on(options)]

@@ -1,13 +1,13 @@
-"""Sampling options with their defaults and ranges, checked.
+"""Sampling options, with defaults and valid ranges.
 
-A model's author may recommend others in the metadata `general.sampling.*`, as llama.cpp defines them.
+A model's file may recommend others in the metadata `general.sampling.*`, as llama.cpp defines them.
 """
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.frozen import frozen
 from localllm.generation.sampling.candidates import LARGEST
 
-# The steps that --samplers puts in order, by name, with llama.cpp's letters for --sampling-seq.
+# The steps for --samplers, by name, with llama.cpp's letters for --sampling-seq.
 LETTERS = {
     "penalties": "e",
     "dry": "d",
@@ -31,19 +31,19 @@ LETTERS = {
     "infill": "i",
 }
 OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
-ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default one
+ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default
 ABOVE_0 = math.nextafter(0, 1)
 
 
 class Range(NamedTuple):
-    """The valid numbers of an option: as a text for messages, and as bounds, which are valid themselves."""
+    """The valid numbers of an option: a description for messages, and inclusive bounds."""
 
     text: str
     least: float = -math.inf
     most: float = math.inf
     whole: bool = False
 
-    def number(self, name: str, value: Any) -> float:
+    def number(self, name: str, value: object) -> float:
         """Return the value as a Python number. Raises UsageError, which names the option."""
         number = value_of(value)
         if number is None or not abs(number) <= sys.float_info.max:
@@ -53,8 +53,8 @@ class Range(NamedTuple):
         return int(number) if self.whole else float(number)
 
 
-def value_of(number: Any) -> float | None:
-    """Convert a number of Python or NumPy to Python's type; None if it is none."""
+def value_of(number: object) -> float | None:
+    """Convert a number of Python or NumPy to int or float; None for other values."""
     if isinstance(number, float | np.floating):
         return float(number)
     return int(number) if isinstance(number, int | np.integer) and not isinstance(number, bool) else None
@@ -73,8 +73,8 @@ TARGET = Range("at most 1", most=1)
 DECAY = Range("from 0 to 0.99", 0, 0.99)
 
 
-def option(default: Any, range: Range | None = None, key: str = "") -> Any:
-    """Declare a field of SamplingOptions; key: what follows "general.sampling." in a file."""
+def option(default: object, range: Range | None = None, key: str = "") -> Any:
+    """Declare a field of SamplingOptions; key: the metadata key after "general.sampling."."""
     return field(default=None, metadata={"default": default, "range": range, "key": key})
 
 
@@ -82,36 +82,36 @@ def option(default: Any, range: Range | None = None, key: str = "") -> Any:
 class SamplingOptions:
     """Sampling options.
 
-    None means not chosen: then the file's recommendation applies, and then the default, which is llama.cpp's. A value
-    that switches a step off is in brackets. docs/sampling.md has more on each.
+    For an option that is None the file's recommendation applies, or else the default, which is llama.cpp's. The values
+    in brackets turn a step off. docs/sampling.md explains each option.
     """
 
-    temperature: float | None = option(0.8, NUMBER, "temp")  # 0 or below: always the most likely token
-    dynatemp_range: float | None = option(0.0, AMOUNT)  # so much lower or higher, by the entropy [0]
-    dynatemp_exponent: float | None = option(1.0, AMOUNT)  # how that follows the entropy
+    temperature: float | None = option(0.8, NUMBER, "temp")  # 0 or below: greedy
+    dynatemp_range: float | None = option(0.0, AMOUNT)  # most by which the entropy lowers or raises it [0]
+    dynatemp_exponent: float | None = option(1.0, AMOUNT)  # exponent of the normalized entropy
     top_k: int | None = option(40, COUNT, "top_k")  # keep the k most likely [0]
     top_n_sigma: float | None = option(-1.0, NUMBER)  # keep logits within n deviations of the best [0 or below]
-    typical: float | None = option(1.0, SOME)  # keep the most typical tokens that together have this probability [1]
-    top_p: float | None = option(0.95, SOME, "top_p")  # the most likely that together have this probability [1]
-    min_p: float | None = option(0.05, SHARE, "min_p")  # keep what is so probable, relative to the most likely [0]
-    xtc_probability: float | None = option(0.0, SHARE, "xtc_probability")  # how often to exclude top choices [0]
-    xtc_threshold: float | None = option(0.1, SHARE, "xtc_threshold")  # which are at least so probable [above 0.5]
-    repeat_last_n: int | None = option(64, WINDOW, "penalty_last_n")  # tokens that penalties look at; -1: all [0]
+    typical: float | None = option(1.0, SOME)  # total probability of the most typical tokens to keep [1]
+    top_p: float | None = option(0.95, SOME, "top_p")  # total probability of the most likely tokens to keep [1]
+    min_p: float | None = option(0.05, SHARE, "min_p")  # least probability, relative to the most likely token [0]
+    xtc_probability: float | None = option(0.0, SHARE, "xtc_probability")  # probability of removing top tokens [0]
+    xtc_threshold: float | None = option(0.1, SHARE, "xtc_threshold")  # least probability of a top token [above 0.5]
+    repeat_last_n: int | None = option(64, WINDOW, "penalty_last_n")  # latest tokens with penalties; -1: all [0]
     repeat_penalty: float | None = option(1.0, POSITIVE, "penalty_repeat")  # divide recent tokens' logits [1]
     presence_penalty: float | None = option(0.0, NUMBER)  # subtract from the logits of recent tokens [0]
     frequency_penalty: float | None = option(0.0, NUMBER)  # subtract for each recent occurrence [0]
-    dry_multiplier: float | None = option(0.0, AMOUNT)  # how strongly to keep from repeating sequences [0]
-    dry_base: float | None = option(1.75, FACTOR)  # what each token more of a sequence multiplies that by
-    dry_allowed_length: int | None = option(2, COUNT)  # tokens that may be repeated
-    dry_penalty_last_n: int | None = option(64, WINDOW)  # tokens to look for a repetition in; -1: all [0]
-    dry_sequence_breakers: Sequence[str] | None = option(("\n", ":", '"', "*"))  # texts that end a sequence
-    mirostat: int | None = option(0, VERSION, "mirostat")  # 1 or 2, instead of all steps but temperature [0]
-    mirostat_tau: float | None = option(5.0, AMOUNT, "mirostat_tau")  # the surprise to aim at, in bits
-    mirostat_eta: float | None = option(0.1, AMOUNT, "mirostat_eta")  # how fast to learn
-    adaptive_target: float | None = option(-1.0, TARGET)  # choose tokens that are about so probable [below 0]
-    adaptive_decay: float | None = option(0.9, DECAY)  # how much older tokens count
-    logit_bias: Mapping[int, float] | None = option({})  # by token, what to add to its logit; -inf: it never comes
-    ignore_eos: bool | None = option(False)  # never end by itself
+    dry_multiplier: float | None = option(0.0, AMOUNT)  # strength of the penalty for repeated sequences [0]
+    dry_base: float | None = option(1.75, FACTOR)  # factor of the penalty for each further token
+    dry_allowed_length: int | None = option(2, COUNT)  # tokens of a sequence without penalty
+    dry_penalty_last_n: int | None = option(64, WINDOW)  # latest tokens to search; -1: all [0]
+    dry_sequence_breakers: Sequence[str] | None = option(("\n", ":", '"', "*"))  # end a sequence
+    mirostat: int | None = option(0, VERSION, "mirostat")  # 1 or 2: replaces all steps but temperature [0]
+    mirostat_tau: float | None = option(5.0, AMOUNT, "mirostat_tau")  # target surprise, in bits
+    mirostat_eta: float | None = option(0.1, AMOUNT, "mirostat_eta")  # learning rate
+    adaptive_target: float | None = option(-1.0, TARGET)  # target probability of tokens [below 0]
+    adaptive_decay: float | None = option(0.9, DECAY)  # decay of older tokens' weight
+    logit_bias: Mapping[int, float] | None = option({})  # added to logits, by token id; -inf bans a token
+    ignore_eos: bool | None = option(False)  # ban end tokens
     samplers: Sequence[str] | None = option(ORDER, key="sequence")  # the steps in their order
     seed: int | None = option(None, COUNT)  # None: a random one
 
@@ -132,15 +132,48 @@ class SamplingOptions:
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
 
     @property
-    def complete(self) -> "SamplingOptions":
-        """The options with defaults for all that are not chosen; only a seed may stay None."""
-        return self.over(SamplingOptions(**DEFAULTS))
+    def complete(self) -> "CompleteOptions":
+        """The options, with the default of each that is not chosen; only a seed may stay None."""
+        return CompleteOptions(**{**DEFAULTS, **self.explicit})
+
+
+class CompleteOptions(SamplingOptions):
+    """Sampling options that are all chosen; only a seed may be None."""
+
+    if TYPE_CHECKING:
+        temperature: float
+        dynatemp_range: float
+        dynatemp_exponent: float
+        top_k: int
+        top_n_sigma: float
+        typical: float
+        top_p: float
+        min_p: float
+        xtc_probability: float
+        xtc_threshold: float
+        repeat_last_n: int
+        repeat_penalty: float
+        presence_penalty: float
+        frequency_penalty: float
+        dry_multiplier: float
+        dry_base: float
+        dry_allowed_length: int
+        dry_penalty_last_n: int
+        dry_sequence_breakers: Sequence[str]
+        mirostat: int
+        mirostat_tau: float
+        mirostat_eta: float
+        adaptive_target: float
+        adaptive_decay: float
+        logit_bias: Mapping[int, float]
+        ignore_eos: bool
+        samplers: Sequence[str]
 
 
 DEFAULTS: dict[str, Any] = {each.name: each.metadata["default"] for each in fields(SamplingOptions)}
 
 
-def convert_value(name: str, range: Range | None, value: Any) -> Any:
+def convert_value(name: str, range: Range | None, value: object) -> object:
     """Convert an option's value to Python's own types. Raises UsageError."""
     if range is not None:
         return range.number(name, value)
@@ -158,8 +191,8 @@ def convert_value(name: str, range: Range | None, value: Any) -> Any:
     return tuple(texts)
 
 
-def steps_named(value: Any) -> tuple[str, ...]:
-    """Parse --samplers: names, or one text with semicolons between them. Raises UsageError."""
+def steps_named(value: object) -> tuple[str, ...]:
+    """Parse --samplers: a list of names, or one string with semicolons between them. Raises UsageError."""
     names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"samplers should be names of steps, not {value!r}")
@@ -180,37 +213,37 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
     return tuple(steps[letter] for letter in letters)
 
 
-def biases(value: Any) -> dict[int, float]:
+def biases(value: object) -> dict[int, float]:
     """Return the values to add to logits, by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias should be a number by token id, not {value!r}")
     return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}
 
 
-def bias_of(bias: Any) -> float:
+def bias_of(bias: object) -> float:
     return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)
 
 
 OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.metadata["key"]}
 
 
-def read_recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOptions, list[str]]:
-    """Read the sampling options that a file's metadata recommend, with a warning for each invalid value.
+def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[SamplingOptions, list[str]]:
+    """Read the sampling options that a file recommends, with a warning for each invalid value.
 
-    An invalid value is no reason not to run the model: our default is used instead.
+    The default replaces an invalid value, so that the model still runs.
     """
     checked, chosen, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, option in OPTIONS.items():
         key = option["key"]
         if not checked.has(key):
             continue
-        value = normalized_value(key, checked.raw(key))
+        option_value: dict[str, Any] = {name: normalized_value(key, checked.raw(key))}
         try:
-            SamplingOptions(**{name: value})
+            SamplingOptions(**option_value)
         except UsageError:
             warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; using the default")
         else:
-            chosen[name] = value
+            chosen |= option_value
     return SamplingOptions(**chosen), warnings
 
 
@@ -222,8 +255,8 @@ def describe_valid_values(name: str) -> str:
     return result
 
 
-def normalized_value(key: str, value: Any) -> Any:
-    """Return the value as its author wrote it: 0.6, not the float32 next to it; a top_k below 0 means off."""
+def normalized_value(key: str, value: object) -> object:
+    """Return a metadata value as it was meant: 0.6 for its float32, 0 (off) for a top_k below 0."""
     if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))
     if key == "top_k" and isinstance(value, int):

@@ -1,23 +1,21 @@
-"""The format of parameters that have marks of their own and are not part of JSON: a text as it is, all else as JSON.
+"""Parameters between marks of their own, as in Qwen3-Coder's calls: strings as they are, other values as JSON.
 
     <parameter=city>        <parameter=days>
     New York                3
     </parameter>            </parameter>
 
-A parameter that may be a text or something else (a text or null, or anything) is written in both ways: what is JSON of
-the other kinds is that, and the rest is a text.
+If a parameter may be a string or another type, a value that is JSON of the other type is read as that, and any other
+value as a string.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from localllm.frozen import frozen
-from localllm.generation.constraints.json_pointers import resolve_pointer
+from localllm.generation.constraints.json_pointers import Schema, resolve_pointer
 
-Schema = Mapping[str, Any]
 PYTHON = {"True": "true", "False": "false", "None": "null"}
-OTHERS = ["null", "boolean", "number", "array", "object"]  # types but for texts
+OTHERS = ["null", "boolean", "number", "array", "object"]  # all types but string
 _STRUCTURES = ("properties", "items", "prefixItems", "additionalProperties", "required", "minimum", "maximum")
 _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment")
 
@@ -27,7 +25,8 @@ class ParameterForm:
     """The forms of a parameter's value.
 
     Attributes:
-        texts: schemas of texts, () if it is none.  other: a schema of what is JSON, None if it is a text only.
+        texts: schemas of the strings that it may be, () for none.
+        other: schema of the values that are written as JSON, None for none.
     """
 
     texts: tuple[Schema, ...]
@@ -35,40 +34,40 @@ class ParameterForm:
 
     @property
     def choices(self) -> list[str] | None:
-        """The texts that it may be, if they are few."""
+        """The strings that it may be, if its schemas list them; else None."""
         if not self.texts or not all("enum" in text for text in self.texts):
             return None
         return [choice for text in self.texts for choice in text["enum"]]
 
     @property
     def pattern(self) -> str:
-        """A regular expression of its texts that are not few."""
+        """A regular expression of its strings, if they are not listed."""
         return anything(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
 
     @property
     def python_words(self) -> dict[str, str]:
-        """Python's words for values that it may be, as JSON: templates write these for booleans and nulls."""
+        """JSON by Python's words for booleans and null that it may be: templates written with str() use these words."""
         if self.other is None:
             return {}
         from localllm.generation.constraints.constraint import fits
 
         kinds = self.other.get("type")
         listed = kinds if isinstance(kinds, list) else [kinds]
-        is_told = kinds is not None and not {"boolean", "null"} & {*listed}
-        return {} if is_told else {word: value for word, value in PYTHON.items() if fits(value, self.other)}
+        has_none = kinds is not None and not {"boolean", "null"} & {*listed}
+        return {} if has_none else {word: value for word, value in PYTHON.items() if fits(value, self.other)}
 
-    def read(self, said: str) -> str:
+    def read(self, value: str) -> str:
         """Convert the text between a parameter's marks to JSON."""
         if self.other is not None:
             from localllm.generation.constraints.constraint import fits
 
-            text = said.strip()
+            text = value.strip()
             if not text.startswith('"') and fits(text, self.other):
                 return text
-        return json.dumps(said, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)
 
 
-def form_of(schema: Any, root: Schema) -> ParameterForm:
+def form_of(schema: object, root: Schema) -> ParameterForm:
     """Return the form of a parameter's schema, which is part of `root`."""
     texts, others = list[Schema](), list[Schema]()
     for one in _alternatives(schema, root):
@@ -83,17 +82,20 @@ def form_of(schema: Any, root: Schema) -> ParameterForm:
 
 
 def form_of_others(schema: Schema) -> ParameterForm | None:
-    """Return the form of parameters that a schema does not name, None if there are none."""
+    """Return the form of further parameters (additionalProperties), None if there may be none."""
     others = schema.get("additionalProperties", False)
     return None if others is False else form_of(others, schema)
 
 
-def _alternatives(schema: Any, root: Schema) -> list[Any]:
+def _alternatives(schema: object, root: Schema) -> list[object]:
     """List the alternative schemas, with references resolved."""
-    found, waiting, seen = list[Any](), [schema], set[int]()
+    listed, waiting, seen = list[object](), [schema], set[int]()
     while waiting:
         one = waiting.pop()
-        words = [word for word in one if word not in _NOTES] if isinstance(one, Mapping) else []
+        if not isinstance(one, Mapping):
+            listed.append(one)
+            continue
+        words = [word for word in one if word not in _NOTES]
         if words and id(one) in seen:
             continue
         seen.add(id(one))
@@ -102,12 +104,12 @@ def _alternatives(schema: Any, root: Schema) -> list[Any]:
         elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(one["allOf"]) == 1):
             waiting += reversed(one[words[0]])
         else:
-            found.append(one)
-    return found
+            listed.append(one)
+    return listed
 
 
-def _split_schema(schema: Any) -> tuple[Schema | None, Schema | None]:
-    """Split a schema into the texts that it allows, and everything else."""
+def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
+    """Split a schema into one for the strings that it allows and one for all other values; None for no values."""
     if not isinstance(schema, Mapping):
         return ({}, {"type": OTHERS}) if schema is True else (None, {"not": {}})
     if "const" in schema or isinstance(schema.get("enum"), list):
@@ -126,7 +128,7 @@ def _split_schema(schema: Any) -> tuple[Schema | None, Schema | None]:
 
 
 def anything(schema: Schema) -> str:
-    """Build a regular expression for texts of a schema's length; other keywords are ignored."""
+    """Build a regular expression for strings between minLength and maxLength; other keywords are ignored."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
         return "(?s:.*)"

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import ParameterMarks
 
@@ -22,7 +23,7 @@ class ParameterGrammar:
     the parser takes the first; more than MOST_FREE that are required come in the schema's order.
     """
 
-    def __init__(self, rule: str, schema: Mapping[str, Any], marks: ParameterMarks, tokenizer: "Tokenizer",
+    def __init__(self, rule: str, schema: Schema, marks: ParameterMarks, tokenizer: "Tokenizer",
                  literal: Callable[[str], str]):  # fmt: skip
         """Build the rules; rule: the prefix of all rules' names.  literal: makes a rule from a text."""
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal

@@ -4,9 +4,9 @@ import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from localllm.errors import UsageError
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.generation.tools.tool_grammar import CHOICES, Tool, ToolUse
 
@@ -14,7 +14,7 @@ _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Exampl
 _ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
 
 
-def tool_of(given: Any) -> Tool:
+def tool_of(given: object) -> Tool:
     """Describe a function, or a tool in OpenAI's form: {"type": "function", "function": {...}}. Raises UsageError."""
     if isinstance(given, Tool):
         return given
@@ -30,12 +30,12 @@ def tool_of(given: Any) -> Tool:
     return Tool(name_of(given), _SECTION.split(text)[0].strip(), parameters_of(given, text))
 
 
-def name_of(tool: Any) -> str:
+def name_of(tool: object) -> str:
     """Return the name by which a tool is called."""
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
 
 
-def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
+def parameters_of(function: Callable[..., object], text: str) -> Schema:
     """Return the JSON schema of a function's parameters; text: a docstring that describes them.
 
     Raises UsageError.
@@ -45,7 +45,7 @@ def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
         raise UsageError(f"tools: {name_of(function)} has parameters that are not called by name (*, ** or /)")
-    schema: dict[str, Any] = schema_of(function)
+    schema = schema_of(function)
     if not isinstance(schema.get("properties"), dict):  # no parameters at all
         return {"type": "object", "properties": {}}
     about = read_argument_docs(text)
@@ -57,7 +57,7 @@ def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
 
 
 def read_argument_docs(text: str) -> dict[str, str]:
-    """Read what a docstring says of parameters: a section "Args:" as Google's, or lines ":param name: ..."."""
+    """Read the descriptions of parameters in a docstring: Google's section "Args:", or lines ":param name: ..."."""
     about, name, is_inside = dict[str, str](), "", False
     for line in text.splitlines():
         if section := _SECTION.match(line.strip()):
@@ -73,27 +73,33 @@ def read_argument_docs(text: str) -> dict[str, str]:
 
 
 def tool_use(
-    tools: Sequence[Any], choice: Any = "auto", parallel: bool = True, json_calls: bool = True, **style: Any
+    tools: Sequence[object],
+    choice: object = "auto",
+    parallel: bool = True,
+    json_calls: bool = True,
+    json_whitespace: bool = False,
+    additional_properties: bool = False,
 ) -> ToolUse:
-    """Describe the tools of an answer.
+    """Make the ToolUse of functions or descriptions in OpenAI's form.
 
-    choice: "auto", "required", "none", or the tool that is called once, by its name or itself. Raises UsageError.
+    choice: "auto", "required", "none", or the tool to call, by its name or as the function. Raises UsageError.
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UsageError(f"tools should be a list of functions, not {type(tools).__name__}")
     name = choice if isinstance(choice, str) else tool_of(choice).name
     if name not in CHOICES and name not in (names := [tool_of(tool).name for tool in tools]):
         raise UsageError(f"tool_choice should be {', '.join(CHOICES)} or one of {', '.join(names)}, not {name[:60]!r}")
-    return ToolUse([tool_of(tool) for tool in tools], name, parallel, json_calls, **style)
+    described = [tool_of(tool) for tool in tools]
+    return ToolUse(described, name, parallel, json_calls, json_whitespace, additional_properties)
 
 
-async def wait_for(value: Awaitable[Any]) -> Any:
-    """Return the result of an awaitable, which need not be a coroutine."""
+async def wait_for(value: Awaitable[object]) -> object:
+    """Await any awaitable: asyncio.run takes coroutines only."""
     return await value
 
 
-def run_alone(value: Awaitable[Any]) -> Any:
-    """Wait for an awaitable in an event loop of its own. Raises UsageError in a thread that has one."""
+def run_alone(value: Awaitable[object]) -> object:
+    """Run an awaitable in a new event loop. Raises UsageError in a thread in which one is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -103,10 +109,12 @@ def run_alone(value: Awaitable[Any]) -> Any:
     raise UsageError("a tool is asynchronous: within an event loop, use arun_tools")
 
 
-def perform(function: Callable[..., Any], call: ToolCall, run: Callable[[Awaitable[Any]], Any] = run_alone) -> str:
-    """Call a function with a call's arguments, converted to its types; its result as a text, JSON if it is none.
+def perform(
+    function: Callable[..., object], call: ToolCall, run: Callable[[Awaitable[object]], object] = run_alone
+) -> str:
+    """Call a function with a call's arguments, converted to its types; return its result, as JSON if it is no string.
 
-    run: waits for what an asynchronous function returns. Raises the function's exceptions, and pydantic's
+    run: awaits the result of an asynchronous function. Raises the function's exceptions, and pydantic's
     ValidationError for invalid arguments.
     """
     from pydantic import validate_call

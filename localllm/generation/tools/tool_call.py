@@ -1,11 +1,10 @@
-"""A call of a tool, as an answer says it."""
+"""A tool call in an answer."""
 
 import json
 import secrets
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from localllm.generation.reasoning import TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
@@ -18,7 +17,7 @@ def call_id() -> str:
 
 @dataclass
 class ToolCall:
-    """A tool call, as far as it was written."""
+    """A tool call, as far as it is generated; `pieces`, joined, are its arguments as JSON."""
 
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -26,25 +25,25 @@ class ToolCall:
 
     @property
     def text(self) -> str:
-        """Return the arguments as JSON, perhaps incomplete."""
+        """The arguments as JSON, which may be incomplete."""
         return "".join(self.pieces)
 
     @property
-    def arguments(self) -> dict[str, Any] | None:
-        """Return the call's arguments, None if it was cut off."""
+    def arguments(self) -> dict[str, object] | None:
+        """The call's arguments; None if their JSON is incomplete or no object."""
         try:
             given = json.loads(self.text)
         except (ValueError, RecursionError):
             return None
         return given if isinstance(given, dict) else None
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the call as a part of a message."""
+    def to_message(self) -> dict[str, object]:
+        """Return the call as an entry of a message's tool_calls."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
 def append_part(calls: list[ToolCall], part: TextPart) -> bool:
-    """Add a part to the calls, if it belongs to one; return whether it does."""
+    """Add a part of type CALL or ARGUMENTS to the calls; return whether it is one."""
     if part.kind == CALL:
         calls.append(ToolCall(part.text))
     elif part.kind == ARGUMENTS:

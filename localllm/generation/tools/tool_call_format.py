@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
@@ -104,7 +103,7 @@ def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFor
 USER: Message = {"role": "user", "content": "Hi"}
 
 
-def calling(count: int, arguments: Any) -> Message:
+def calling(count: int, arguments: object) -> Message:
     """Make a message with `count` calls."""
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -120,7 +119,7 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
 
 def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
     """Induce the format of a template that writes arguments as JSON."""
-    given: Any = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
+    given: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
     texts = [render_reply(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
     if len(pieces[0]) != 3 or texts[0].count(NAME) != 1:
@@ -132,7 +131,7 @@ def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> To
     return ToolCallFormat(trim_common(opening), with_ids(between), separator, with_ids(closing), None, as_text)
 
 
-def text_of(arguments: dict[str, Any]) -> str:
+def text_of(arguments: dict[str, object]) -> str:
     import json
 
     return json.dumps(arguments)

@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any
 
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, overlap
 from localllm.generation.tools.parameter_forms import PYTHON, ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
@@ -24,9 +24,7 @@ class ToolCallParser:
         in_call: whether the trigger was there.  pending: what came after it, when it was found.
     """
 
-    def __init__(
-        self, format: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()
-    ):
+    def __init__(self, format: ToolCallFormat, tools: Mapping[str, Schema], marks: frozenset[str] = frozenset()):
         """Start at the beginning of an answer.
 
         tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, after an ESCAPE.

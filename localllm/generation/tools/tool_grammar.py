@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import DistinctItems
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.reasoning import ESCAPE
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_grammar import ParameterGrammar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher
     from localllm.text.tokenizer import Tokenizer
 
-NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
+NOTHING: Schema = {"type": "object", "properties": {}}
 CHOICES = ("auto", "required", "none")
 _NAME = re.compile(r"[\w./:@+~#$-]{1,128}")
 MOST = 256  # tools
@@ -41,7 +42,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    parameters: Schema = field(default_factory=lambda: NOTHING)
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class Tool:
             raise UsageError(f"tools: {self.name[:60]!r} is not a valid name; use letters, digits and _-.:/@+~#$")
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
-    def to_json_schema(self) -> dict[str, Any]:
+    def to_json_schema(self) -> dict[str, object]:
         """Return the tool as JSON for chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
@@ -119,7 +120,7 @@ class ToolGrammar:
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
         """Prepare the grammar. Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
-        self._distinct = dict[str, dict[str, Any]]()  # schemas that say uniqueItems, by tool
+        self._distinct = dict[str, dict[str, object]]()  # schemas that say uniqueItems, by tool
         self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
         marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
         marks |= self._tokens(format.separator or "")
@@ -175,7 +176,7 @@ class ToolGrammar:
         """Return the special tokens in a text."""
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
-    def _schema(self, tool: Tool) -> dict[str, Any]:
+    def _schema(self, tool: Tool) -> dict[str, object]:
         """Return a tool's schema as the grammar takes it. Raises UsageError."""
         try:
             schema, distinct = enforceable(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
@@ -245,8 +246,8 @@ class ToolGrammar:
 _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
 
 
-def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """Parameters as a schema of an object; of one without any if they name none. Raises UsageError."""
+def _of_object(parameters: Schema | None, name: str) -> Schema:
+    """Return parameters as the schema of an object, without properties if it has none. Raises UsageError."""
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
     schema = {word: value for word, value in (parameters or {}).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Conversations with calls of tools, as a model's chat template takes them."""
+"""Convert conversations with tool calls to what a model's chat template supports."""
 
 import json
 import re
@@ -26,13 +26,14 @@ from localllm.text.marker_escaping import Message
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
+ToolCallMessage = dict[str, Any]  # an entry of a message's tool_calls
 PROBE = Tool(
     NAME, "W", {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "required": [*KEYS]}
 )
 
 
 def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
-    """Read off what it renders."""
+    """Derive a template's format of tool calls from what it renders for probe messages."""
     tools = [PROBE.to_json_schema()]
 
     def render(messages: Sequence[Message], begins: bool) -> str:
@@ -42,7 +43,7 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCall
 
 
 def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
-    """Convert calls and results to what the template supports; what it does not, to text. Raises UsageError."""
+    """Convert calls and results to the template's format, or to text if it has none. Raises UsageError."""
     told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
         told = [as_text(message) for message in told]
@@ -61,9 +62,9 @@ _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
 
 
 def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the tags that a template writes after a call's result, read off what it renders.
+    """Return the tags that a template writes after a call's result, found in what it renders.
 
-    Those that are tokens can be in no message anyway.
+    Special tokens are left out: their texts are always escaped in messages.
     """
     message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
 
@@ -79,23 +80,23 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
 
 
 def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Return messages in whose tool results the template's tags are escaped, so that no result can end early."""
+    """Return the messages with the template's tags escaped in tool results, so that a result cannot pretend to end."""
 
-    def broken(text: str) -> str:
+    def escape(text: str) -> str:
         for mark in marks:
             text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         return text
 
     return [
-        {**message, "content": broken(message["content"])} if message["role"] == "tool" else message
+        {**message, "content": escape(message["content"])} if message["role"] == "tool" else message
         for message in messages
     ]
 
 
 def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with malformed calls, and their results, as plain text.
+    """Return the conversation with calls of incomplete JSON, and their results, as plain text.
 
-    Such results follow those of the message's other calls, which stay next to them. Raises UsageError.
+    These results are moved after those of the message's other calls. Raises UsageError.
     """
     shown, late, cut = list[Message](), list[Message](), dict[str, str]()
     for message in messages:
@@ -111,30 +112,29 @@ def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
-    """Return an answer with its cut calls in its text, and their names by their ids. Raises UsageError."""
-    whole, cut = list[Any](), list[Any]()
+    """Move the incomplete calls of an answer into its text; return it, and their names by id. Raises UsageError."""
+    whole, cut = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
         require_call(call)
         (cut if arguments_of(call) is None else whole).append(call)
     if not cut:
         return message, {}
-    written = [
-        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in map(words, cut)
-    ]
-    told = {key: value for key, value in message.items() if key != "tool_calls"}
-    told["content"] = "\n".join(filter(None, [message.get("content"), *written]))
+    pairs = [name_and_arguments(call) for call in cut]
+    texts = [f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in pairs]
+    shown = {key: value for key, value in message.items() if key != "tool_calls"}
+    shown["content"] = "\n".join(filter(None, [message.get("content"), *texts]))
     names = {str(call.get("id")): call["function"]["name"] for call in cut}
-    return {**told, "tool_calls": whole} if whole else told, names
+    return {**shown, "tool_calls": whole} if whole else shown, names
 
 
-def words(call: Any) -> tuple[str, str]:
+def name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
     """Return a call's name and its arguments as generated."""
     arguments = call["function"]["arguments"]
     return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def require_call(call: Any) -> None:
-    """Raise UsageError for what is no call."""
+def require_call(call: object) -> None:
+    """Raise UsageError for an object that is no tool call."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError(
@@ -142,8 +142,8 @@ def require_call(call: Any) -> None:
         )
 
 
-def arguments_of(call: Any) -> dict[str, Any] | None:
-    """Return a call's arguments, {} if there are none; None for what is no JSON object."""
+def arguments_of(call: ToolCallMessage) -> dict[str, object] | None:
+    """Return a call's arguments, {} if there are none; None if they are no JSON object."""
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
@@ -155,7 +155,7 @@ def arguments_of(call: Any) -> dict[str, Any] | None:
 
 
 def with_arguments(message: Message, as_text: bool) -> Message:
-    """Return a message with the arguments of its calls, none of them cut, as objects or as JSON's text."""
+    """Return a message with the arguments of its calls, which are complete, as objects or as JSON texts."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -167,10 +167,11 @@ def with_arguments(message: Message, as_text: bool) -> Message:
 
 
 def as_text(message: Message) -> Message:
-    """Describe a call or a result in words."""
+    """Convert a message with calls, or a result, to a message of text."""
     if message["role"] == "tool":
-        came = json.dumps(message["content"], ensure_ascii=False)  # whose end it cannot feign
-        return {"role": "user", "content": f"The function {message.get('name') or ''} returned:\n{came}"}
+        # As JSON, in which the result cannot pretend to end.
+        result = json.dumps(message["content"], ensure_ascii=False)
+        return {"role": "user", "content": f"The function {message.get('name') or ''} returned:\n{result}"}
     if calls := message.get("tool_calls"):
         written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
         others = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -184,6 +185,6 @@ def with_calls(
     """Make the tool grammar of an answer, and a reasoning format that ends where a call begins."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
-        if use.must:  # nothing else may follow a thought
+        if use.must:  # a call has to follow the reasoning
             thinking = replace(thinking, closing=tuple(tokenizer.encode("<|end|><|start|>assistant", special=True)))
     return ToolGrammar(use, format, tokenizer), thinking

@@ -1,9 +1,9 @@
-"""The tool loop: functions are called, and the model gets their results, until it answers without a call."""
+"""The tool loop: call the functions that the model asks for and return the results, until it answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.reasoning import TextIterator, TextPart
@@ -15,7 +15,7 @@ from localllm.values import whole_number
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
 
-RESULT = "result"  # the kind of a part that has what a call came to
+RESULT = "result"  # the kind of a part with the result of a call
 Permission = Callable[[ToolCall], bool]
 REFUSED = "error: the user does not allow this call"
 
@@ -24,30 +24,31 @@ class ToolRun(TextIterator):
     """A conversation that continues until an answer calls no tool: iterate over it for the text, or over `parts`.
 
     Attributes:
-        parts: to iterate over instead: (kind, text) of answers, "call" with a tool's name, "arguments" and "result".
-        messages: the messages since, with calls and results; grows as it continues.
-        calls: those that were performed or refused.  answer: the latest answer, a Generation.
+        parts: an iterator over (kind, text): parts of answers, "call" with a tool's name, "arguments" and "result".
+        messages: the answers and results so far.
+        calls: the calls so far, performed or refused.  answer: the latest answer.
     """
 
     def __init__(
         self,
         begin: Callable[[list[Message]], "Generation"],
-        tools: Sequence[Any],
+        tools: Sequence[object],
         max_turns: int = 8,
         permission: Permission | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ):
-        """Set up a run; begin: makes the model's answer to `messages`. Raises UsageError if a tool is no function.
+        """Set up a run. Raises UsageError if a tool is no function.
 
-        max_turns: the most turns with calls.  permission: whether a call may be performed.  loop: in which asynchronous
-        functions run, of another thread; None for one of their own.
+        begin: starts the model's next answer, after the messages so far.  max_turns: most answers with calls.
+        permission: returns whether a call may be performed.  loop: the event loop, of another thread, for asynchronous
+        functions; None: each runs in a new one.
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
             raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
-        self._functions = {name_of(function): function for function in tools}
+        self._functions: dict[str, Callable[..., object]] = {name_of(each): each for each in tools if callable(each)}
         self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
         self._loop, self._is_stopped = loop, False
-        self._running: Future[Any] | None = None
+        self._running: Future[object] | None = None
         self.messages, self.calls = list[Message](), list[ToolCall]()
         self.answer: Generation = begin([])
         self.parts = self._run()
@@ -96,8 +97,8 @@ class ToolRun(TextIterator):
                 text = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
-    def _wait(self, value: Awaitable[Any]) -> Any:
-        """Wait for what an asynchronous function returns; `stop` cancels it."""
+    def _wait(self, value: Awaitable[object]) -> object:
+        """Await the result of an asynchronous function; `stop` cancels it."""
         if self._loop is None:
             return run_alone(value)
         self._running = asyncio.run_coroutine_threadsafe(wait_for(value), self._loop)
@@ -106,7 +107,7 @@ class ToolRun(TextIterator):
         return self._running.result()
 
     def stop(self) -> None:
-        """End before the model's next step. Any thread may call it."""
+        """Stop before the model's next step. Any thread may call this."""
         self._is_stopped = True
         self.answer.stop()
         if self._running:

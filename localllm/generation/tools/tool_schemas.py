@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from localllm.errors import UsageError
 from localllm.generation.constraints.closed_schemas import close_objects
@@ -16,7 +15,7 @@ OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguida
 
 
 @lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each
-def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
     """Return a schema, given as JSON, with llguidance's options: exact if it can be, else as far as it goes.
 
     Also what DistinctItems takes, None if no items have to differ. Neither is to be changed. is_open: let objects have
@@ -36,7 +35,7 @@ def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str,
         if strict:
             raise
 
-    def prepare(given: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(given: Mapping[str, object]) -> dict[str, object]:
         plain = rewrite_schema(given)
         ready = {**(plain if is_open else close_objects(plain)), "x-guidance": {**OPTIONS, "lenient": True}}
         require_usable(ready)

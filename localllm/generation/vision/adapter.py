@@ -1,7 +1,7 @@
 """Loads an open model's projector: with the first image, or when one is chosen."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
@@ -41,7 +41,7 @@ class VisionAdapter:
         self.encoder = encoder
         return encoder
 
-    def encode(self, image: Any) -> "EncodedImage":
+    def encode(self, image: object) -> "EncodedImage":
         """Encode an image, as in localllm.images.opened.
 
         Raises UsageError if there is no projector or no image, and as `use`.

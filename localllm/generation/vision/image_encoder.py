@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import load_image
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from localllm.engine.engine import Engine
     from localllm.text.tokenizer import Tokenizer
 
@@ -74,7 +76,7 @@ class ImageEncoder:
         )  # refuses models that images cannot be read by
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
-    def encode(self, source: Any) -> EncodedImage:
+    def encode(self, source: object) -> EncodedImage:
         """Encode an image, as in localllm.images.opened; its ids are known as long as the result is referenced.
 
         Raises UsageError, ModelError.
@@ -98,7 +100,7 @@ class ImageEncoder:
             self._files = None
             return self.path.encode()
 
-    def _encode_image(self, image: Any, digest: bytes) -> EncodedImage:
+    def _encode_image(self, image: "Image.Image", digest: bytes) -> EncodedImage:
         """Encode an image for the first time."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)

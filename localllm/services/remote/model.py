@@ -88,7 +88,7 @@ def context_of(about: dict[str, object], endpoint: Endpoint, name: str) -> int:
     return 0
 
 
-class RemoteSession(Conversation):
+class RemoteSession(Conversation["RemoteGeneration"]):
     """A conversation with a model on a server."""
 
     def __init__(self, model: RemoteModel):
