@@ -1,9 +1,9 @@
 """Reuse of chunks in the middle of a prompt: text that was read at another position is not read again.
 
-After one more typed character an editor's prompt differs from the one before only in its middle: the text after the
-cursor is at later positions. Its keys are copied and rotated to them, as llama-server's --cache-reuse does for texts
-that have lost a part; its first tokens are read again. Such keys were computed with the old text before them, so an
-answer may differ from that to a prompt that was read as a whole; sequences record how far they are exact
+When a character is typed in an editor, only the middle of its prompt changes; the text after the cursor moves to later
+positions. Its keys and values are copied, and the keys rotated to the new positions, as llama-server's --cache-reuse
+does; only the first tokens of the chunk are read again. They were computed with the old text before them, so the answer
+may differ from that to the same prompt without reuse; a sequence records how many of its tokens are exact
 (localllm.engine.sequence).
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.sequence import Sequence
 
-# First tokens of a chunk that are read again: they saw the change most, the mark of the suffix above all. (EPIC, Hu et
-# al. 2024, does so where chunks are put together.) Of 24 gaps of HumanEval with a few characters typed, Qwen2.5-Coder
-# 0.5B filled 10 right with 8, as when all is read, 21 alike; 3 with none.
+# First tokens of a chunk that are read again: the change affects them most, above all the suffix token (as in EPIC, Hu
+# et al. 2024). Of 24 gaps of HumanEval with a few typed characters, Qwen2.5-Coder 0.5B filled 10 correctly with 8
+# tokens, as without reuse (21 answers were the same), and 3 with none.
 READ_AGAIN = 8
-CANDIDATES = 4  # places of a block that occurs often, of which the longest chunk is taken
-SOURCES = 8  # latest sequences to compare with
+CANDIDATES = 4  # positions of a repeated block that are tried for the longest chunk
+SOURCES = 8  # latest sequences to search
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt from `place` on that another sequence holds from position `first` on."""
+    """`length` tokens at position `place` of a prompt that another sequence holds at position `first`."""
 
     place: int
     first: int
@@ -37,10 +37,10 @@ class Chunk(NamedTuple):
 
 
 def find_chunks(held: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[Chunk]:
-    """Find chunks of `least` tokens or more of a prompt, after its first `begin` and before its last, among others.
+    """Find chunks of at least `least` tokens of a prompt, between its first `begin` and its last token, in `held`.
 
-    Blocks of half that length are looked up, and extended to both sides; a block that occurs often, at its first
-    CANDIDATES places only. The first READ_AGAIN tokens of each are left out.
+    Blocks of half that length are looked up and extended to both sides; of a repeated block, the first CANDIDATES
+    positions are tried. Each chunk is returned without its first READ_AGAIN tokens.
     """
     ours, theirs, block = np.array(prompt[:-1], np.int64), np.array(held, np.int64), max(1, least // 2)
     places = dict[bytes, list[int]]()
@@ -51,8 +51,8 @@ def find_chunks(held: Ids[int], prompt: Ids[int], begin: int, least: int) -> lis
     chunks, place, free = list[Chunk](), begin, begin
     while place + block <= len(ours):
         known = places.get(ours[place : place + block].tobytes(), [])
-        found = [extend(ours, theirs, Chunk(place, first, block), free) for first in known]
-        best = max(found, key=lambda one: one.length, default=None)
+        extended = [extend(ours, theirs, Chunk(place, first, block), free) for first in known]
+        best = max(extended, key=lambda one: one.length, default=None)
         if best is None or best.length < least:
             place += 1
             continue
@@ -63,7 +63,7 @@ def find_chunks(held: Ids[int], prompt: Ids[int], begin: int, least: int) -> lis
 
 
 def extend(ours: np.ndarray, theirs: np.ndarray, chunk: Chunk, free: int) -> Chunk:
-    """Return the longest chunk around one, from place `free` on at most; ours, theirs: int64."""
+    """Extend a chunk to both sides, on the left down to position `free`; ours, theirs: tokens, int64."""
     place, first, _ = chunk
     back = min(place - free, first)
     before = same(ours[place - back : place][::-1], theirs[first - back : first][::-1])
@@ -73,25 +73,25 @@ def extend(ours: np.ndarray, theirs: np.ndarray, chunk: Chunk, free: int) -> Chu
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> int:
-    """Return how many first tokens are equal in arrays of the same length."""
+    """Return the length of the common prefix of two arrays of equal length."""
     differences = np.flatnonzero(ours != theirs)
     return int(differences[0]) if len(differences) else len(ours)
 
 
 class ChunkReuse:
-    """The chunks that a prompt takes from another sequence, in order; its state is kept as long as they are needed."""
+    """The chunks that a prompt takes from another sequence, in order, and a fork of that sequence."""
 
     def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[Chunk]):
         self._engine, self._source, self._chunks = engine, source.fork(), [*chunks]
 
     def end(self, held: int) -> int | None:
-        """Return where reading from position `held` on has to end: where a chunk begins; None after the last one."""
+        """Return where reading from position `held` must stop: at the next chunk's begin; None after the last one."""
         return next((chunk.place for chunk in self._chunks if chunk.place > held), None)
 
     def take(self, sequence: "Sequence") -> int:
-        """Append the chunks that begin where the sequence ends; returns how many tokens that were.
+        """Append the chunks that begin where the sequence ends; return their number of tokens.
 
-        A chunk that does not fit into memory, or is incomplete, is left to be read.
+        Chunks that do not fit into memory, or were passed already, are read like other tokens.
         """
         before = len(sequence.tokens)
         while self._chunks and self._chunks[0].place <= len(sequence.tokens):
@@ -106,7 +106,7 @@ class ChunkReuse:
         return len(sequence.tokens) - before
 
     def release(self) -> None:
-        """Queue the state to be freed. Takes no lock: finalizers may call it."""
+        """Queue the fork to be freed. Takes no lock: finalizers may call it."""
         self._chunks = []
         self._source.release()
 
@@ -114,9 +114,9 @@ class ChunkReuse:
 def find_reuse(
     engine: "Engine", sequence: "Sequence", prompt: Ids[int], others: Iterator["Sequence"], least: int
 ) -> ChunkReuse | None:
-    """Find the sequence that shares the most chunks with the unread part of a prompt; None if none shares any.
+    """Find the sequence whose chunks cover the most tokens of the unread part of a prompt; None if there are none.
 
-    others: the sequences to look at, the latest first; SOURCES of them at most.
+    others: the sequences to search, the latest first; at most SOURCES of them are.
     """
     begin, best, most = len(sequence.tokens), None, 0
     for source, _ in zip(others, range(SOURCES), strict=False):

@@ -1,10 +1,9 @@
-"""Chunked prefill: the chunks in which a prompt is read, so that it gets the same arithmetic alone and in a batch.
+"""Chunked prefill: split a prompt into chunks so that a batch computes the same logits as a single Generation.
 
-A Generation reads a run of its prompt at a time (localllm.engine.run). Up to PRECISE_TOKENS tokens keep activations in
-16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its
-arithmetic. Read in a batch, a prompt should get the same logits: so its chunks are never read with another arithmetic.
-And in 8 bits keys are quantized in blocks, so only pieces that begin with a page come to the very same bits, and only
-those with more than a few tokens meet the same kernels.
+A Generation reads its prompt in runs (localllm.engine.run). A run of up to PRECISE_TOKENS tokens has activations in 16
+bits, a longer one in 8 bits except for a few tokens at both ends of the prompt. In a batch, each chunk is read with the
+precision that its tokens have in these runs. In 8 bits, keys are quantized in blocks, so chunks begin at a page to give
+the same bits, and have more than a few tokens to use the same kernels.
 """
 
 from bisect import bisect_right
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
     from localllm.generation.context_overflow import ShiftedSequence
 
-# Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
-# (weights are unpacked once for a run: 80 ms of a 1.2 B model), and others wait longer.
+# Arithmetic operations between two decode steps: 0.55 s of two Zen 4 cores, which do 620e9 per second. More would be a
+# little faster (weights are unpacked once per run: 80 ms of a 1.2 B model), but decoding answers would wait longer.
 OPERATIONS = 3.4e11
-# Tokens that are read in a step that somebody listens to, with activations in 16 bits. Beside 16 answers of a 1.2 B
-# model such a step takes 0.4 s, others 0.16: one gap of a hundred is 2.8 times the median. It was 3.4 times with pages
-# that were read between steps, and 2.5 times with half a page between steps, at 0.94 of the tokens a second.
-# Where there are tiles, a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with 80 0.37: 2.8 times as long.
+# Prompt tokens, with activations in 16 bits, that are read within a decode step while answers are streamed. With 16
+# answers of a 1.2 B model such a step takes 0.4 s, others 0.16 s: the 99th percentile of gaps between tokens is 2.8
+# times the median. It was 3.4 times with pages that were read between steps, and 2.5 times with half a page between
+# steps, at 0.94 of the tokens per second. With AMX tiles a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with
+# 80 0.37.
 LIVE_CHUNK = 80 if has_tiles() else 48
 
 
@@ -37,8 +37,8 @@ class PrefillSegment(NamedTuple):
     """Tokens of a prompt that are read with the same arithmetic.
 
     Attributes:
-        begin, end: places.  precise: activations in 16 bits.
-        is_image: rows of an image, which may see each other and are read in one chunk.
+        begin, end: positions in the prompt.  precise: whether activations have 16 bits.
+        is_image: whether they are the rows of an image, which may attend to each other and are read in one chunk.
     """
 
     begin: int
@@ -48,7 +48,7 @@ class PrefillSegment(NamedTuple):
 
 
 class PrefillSegments:
-    """The segments of a prompt, as if it were read alone."""
+    """The segments of a prompt, by the runs in which a single Generation reads it."""
 
     def __init__(self, prompt: Ids[int], runs: Runs):
         self._length, self._runs = len(prompt), runs
@@ -59,21 +59,21 @@ class PrefillSegments:
         if place >= self._length:
             return PrefillSegment(place, place + PRECISE_TOKENS, True)
         if self._listed:
-            return self._listed[bisect_right(self._listed, place, key=lambda stretch: stretch.begin) - 1]
+            return self._listed[bisect_right(self._listed, place, key=lambda segment: segment.begin) - 1]
         begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
         return next(each for each in segments_of(begin, end, self._length, self._runs) if place < each.end)
 
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
-    """List the segments of a stretch of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
+    """List the segments of one run of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
     exact = runs.exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
-    found = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]
-    return [each for each in (*found, PrefillSegment(last, end, True)) if each.begin < each.end]
+    segments = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]
+    return [each for each in (*segments, PrefillSegment(last, end, True)) if each.begin < each.end]
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
-    """Yield all segments of a prompt with images, as `read_prompt` and the engine cut it."""
+    """Yield all segments of a prompt with images, as `read_prompt` and the engine split it."""
     start = 0
     while start < len(prompt):
         end = end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
@@ -88,7 +88,7 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
 
 
 def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
-    """Return the end of a run that begins at a place, if the prompt is read alone."""
+    """Return the end of the run that begins at position `start` of a prompt that is read by a single Generation."""
     return end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
 
 
@@ -97,10 +97,10 @@ def read_prompt(
     prompt: list[int],
     on_progress: Callable[[int, int], None] | None,
 ) -> np.ndarray:
-    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
+    """Read the tokens of a prompt that the sequence does not hold; return the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
     start = begin
-    while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
+    while start < len(prompt):  # progress is reported, and Ctrl-C handled, between runs
         progress(start - begin, len(prompt) - begin)
         end = end_of_run(prompt, start, sequence.engine.runs)
         logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
@@ -109,26 +109,26 @@ def read_prompt(
 
 
 def most_between_steps(parameters: int) -> int:
-    """Return how many prompt tokens to read between two decoding steps of a model of that size.
+    """Return how many prompt tokens to read between two decode steps of a model with so many parameters.
 
-    It is no matter of measured time, because the same input should meet the same runs, and give the same answers.
+    This does not depend on measured times, so that the same input always gives the same runs and answers.
     """
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
-def chunk_size(place: int, stretch: PrefillSegment, room: int) -> int:
-    """Return how many tokens of a segment to read in a run with `room` tokens left; 0 if it does not pay."""
-    left = stretch.end - place
+def chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
+    """Return how many tokens of a segment to read from a position in a run with `room` tokens left; 0 for none."""
+    left = segment.end - place
     if left <= room:
         return left
-    if stretch.is_image:
+    if segment.is_image:
         return 0
-    most, step = (room, 16) if stretch.precise else (min(room, left - PAGE), PAGE)
+    most, step = (room, 16) if segment.precise else (min(room, left - PAGE), PAGE)
     return max(0, (place + most) // step * step - place)
 
 
 def reusable_prefix(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
-    """Return how many of the first `same` tokens, equal in both prompts, can reuse the other's cache."""
+    """Return how many of the first `same` tokens, equal in two prompts, have the same arithmetic in both."""
     place, is_whole = 0, True
     while place < same:
         our, their = ours.at(place), theirs.at(place)

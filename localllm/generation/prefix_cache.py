@@ -1,11 +1,10 @@
-"""The prefix cache: the cached sequences of prompts, for prompts with the same prefix.
+"""The prefix cache: sequences of earlier prompts, reused for prompts with the same prefix.
 
-Without a cache, every prompt is prefilled from its beginning. The longest common prefix with a sequence in memory or in
-a file is not computed again, so a new turn of a conversation costs its own tokens only. How far it can continue is
-decided in generation.prefix_match: so that the answer is the same to the bit.
+The longest prefix that a prompt shares with a sequence in memory or in a file is not prefilled again, so a new turn of
+a conversation costs its own tokens only. generation.prefix_match decides how much of it can be reused without changing
+a bit of the answer.
 
-Answers that are made alone share one cache, a model's; each batch has its own, in which prompts are prefilled in
-chunks.
+Single answers share the cache of their model; each batch, whose prompts are prefilled in chunks, has its own.
 """
 
 import sys
@@ -35,19 +34,19 @@ if TYPE_CHECKING:
     from localllm.generation.request import Completion
     from localllm.generation.speculation.ngram_cache import NgramCache
 
-PARKED = 4  # conversations that wait beside the latest
-LIVE_IDLE = 16  # conversations of a live batch whose memory waits for their next turn
+PARKED = 4  # conversations besides the latest that are kept for being resumed
+LIVE_IDLE = 16  # idle conversations of a live batch that are kept for their next turn
 
 
 class PrefixQuery(NamedTuple):
-    """Tokens that are to be read.
+    """A search for a cached prefix of tokens.
 
     Attributes:
-        keep: how many of the first stay when the context is full; None: there cannot be more than the context.
-        earlier: how many of them a restored conversation had at its end, if they continue one.
-        segments: of the prompt that they begin with, if it is read in pieces; None: it is read in whole runs.
-        most: the most tokens that a file may hold of them.
-        reuse: the fewest tokens of a chunk that may come from the middle of another text; 0: all is to be exact.
+        keep: number of first tokens that stay when the context is full; None: without context shift.
+        earlier: length of the stored conversation that the tokens continue; 0 if they continue none.
+        segments: of the prompt at their beginning, if it is read in chunks; None: it is read in whole runs.
+        most: the longest prefix to take from files, in tokens.
+        reuse: fewest tokens of a chunk from the middle of another prompt; 0: only exact prefixes.
     """
 
     ids: Ids[int]
@@ -59,30 +58,31 @@ class PrefixQuery(NamedTuple):
 
 
 class CachedSequence(NamedTuple):
-    """A sequence that holds a prefix of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
+    """A sequence that holds a prefix of a prompt; logits, float32 [1, vocab], if it holds all of it, else None."""
 
     sequence: "Sequence | ShiftedSequence"
     logits: np.ndarray | None = None
 
 
 class PromptEnd(NamedTuple):
-    """A sequence that has read exactly a prompt, and its logits, float32 [1, vocab]."""
+    """A sequence that holds exactly a prompt, and the logits after it, float32 [1, vocab]."""
 
     sequence: "Sequence"
     logits: np.ndarray
 
 
 class PrefixCache:
-    """The sequences of one engine: those in use, those that are kept, and what files hold.
+    """The sequences of one engine: in use, idle, parked, and stored in files.
 
-    Several answers may be made at the same time, each with a sequence of its own.
+    Several answers may be generated at the same time, each with a sequence of its own.
 
     Attributes:
-        engine: theirs.  context: the most tokens of one.
-        store: the files of the prefix cache, or None.  written: what was written before, for drafts, or None.
-        steps: by which answers that are made at the same time share runs of the model.
-        is_shared: whether prompts are prefilled in chunks, in a batch; then no files are written, since batched prefill
-        may round differently.  is_live: whether requests arrive while others are answered.
+        engine: runs the model.  context: the most tokens of a sequence.
+        store: the files of the prefix cache, or None.  written: earlier texts as a source of drafts, or None.
+        steps: joins the steps of concurrent answers into common runs of the model.
+        is_shared: whether it belongs to a batch, whose prompts are prefilled in chunks. Then no files are written,
+            because batched prefill may round differently.
+        is_live: whether requests arrive while others are answered.
         idle: unused sequences, the latest last.
     """
 
@@ -98,15 +98,15 @@ class PrefixCache:
         self.is_shared, self.is_live, self.steps = is_shared, is_live, StepBatcher()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
         self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
-        self._parked: deque[Sequence | ShiftedSequence] = deque()  # those that others have left, to come back to them
+        self._parked: deque[Sequence | ShiftedSequence] = deque()  # conversations to resume
         self._turns: WeakKeyDictionary[Sequence | ShiftedSequence, list[TurnBoundary]] = WeakKeyDictionary()
         self._segments: WeakKeyDictionary[Sequence | ShiftedSequence, PrefillSegments] = WeakKeyDictionary()
-        self._end: PromptEnd | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
-        self._is_new = False  # that one, so that it is to be written
-        self._released: deque[Sequence | ShiftedSequence] = deque()  # that answers are done with: see `collect`
+        self._end: PromptEnd | None = None  # of the latest prompt of more than PRECISE_TOKENS
+        self._is_new = False  # whether _end is not in a file yet
+        self._released: deque[Sequence | ShiftedSequence] = deque()  # returned by answers: see `collect`
         self.lock = lock_for(self)
 
-    # ---- finding ----
+    # ---- lookup ----
 
     def acquire(self, answer: "Completion") -> None:
         """Give an answer the sequence with the longest cached prefix, and its prompt's logits if known."""
@@ -122,10 +122,11 @@ class PrefixCache:
         answer.request.cached = len(sequence.tokens)
 
     def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> "ChunkReuse | None":
-        """Find chunks of the rest of a prompt in the latest other sequences."""
+        """Find chunks of a prompt's remaining tokens in the latest other sequences."""
         from localllm.generation.chunk_reuse import find_reuse  # for serve only
 
-        if self.engine.has_guess_layer or has_images(query.ids):  # a draft head needs hidden states, which are not kept
+        # A draft head needs the hidden states, which are not cached.
+        if self.engine.has_guess_layer or has_images(query.ids):
             return None
         with self.lock:
             latest = (one for one in (*self._busy, *reversed(self.idle)) if one is not sequence and not one.closed)
@@ -133,18 +134,18 @@ class PrefixCache:
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def longest_match(self, answer: "Completion") -> PrefixMatch:
-        """Return the sequence in memory that has read most of what an answer begins with, and how much of that."""
+        """Return the longest cached prefix of an answer in memory."""
         with self.lock:
             return self._longest_match(self._query(answer)._replace(most=0))
 
     def begin(self, query: PrefixQuery) -> CachedSequence:
-        """Return a sequence that continues the best match, in memory, or in files if theirs is longer."""
+        """Return a sequence with the longest cached prefix, from memory, or from files if theirs is longer."""
         with self.lock:
             self._collect()
             self._leave_end(query.ids)
             while (begun := self._acquire_from(best := self._longest_match(query), query)) is None:
                 query = query._replace(most=best.length - 1)
-            while self.idle and not self.is_shared:  # whoever is alone may need all memory
+            while self.idle and not self.is_shared:  # a single answer may need all memory
                 self.idle.popleft().close()
             self._busy.add(begun.sequence)
             turns = [turn for turn in self._turn_ends(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
@@ -166,7 +167,7 @@ class PrefixCache:
         return longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
     def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Yield the sequences that are kept, in use or parked, and where the latest prompt ends."""
+        """Yield the sequences in memory: the end of the latest prompt, and those that are idle, in use or parked."""
         if self._end and query.keep is None and not query.segments:
             yield self._candidate(self._end.sequence)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
@@ -185,13 +186,14 @@ class PrefixCache:
         return ReuseCandidate(sequence, tokens, turns, sequence.aligned, segments=segments)
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Find a prompt and the conversation that it continues in files."""
+        """Yield the stored prefixes of a query: of the prompt, and of the conversation that it continues."""
         ids, keep, earlier, _, most, _ = query
         if self.store is None or keep is not None or not most:
             return
         if prompt := self.store.find_prefix(ids, most):
             yield ReuseCandidate(prompt, prompt.ids, (), len(prompt.ids), prompt.has_logits)
-        for length in () if self.is_shared else (earlier - 1, earlier):  # an answer's last token may be unread
+        # The last token of an answer may not have been read.
+        for length in () if self.is_shared else (earlier - 1, earlier):
             beginning = ids[: max(length, 0)]
             if length < len(ids) and (talk := self.store.find_prefix(beginning, most, is_conversation=True)):
                 yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
@@ -201,10 +203,10 @@ class PrefixCache:
         source = best.source
         if isinstance(source, StoredPrefix):
             assert self.store is not None
-            read = self.store.load(source)
-            if read and source.is_conversation:
-                self._turns[read.sequence] = turns_of_stored_end(source)
-            return read and CachedSequence(*read)
+            loaded = self.store.load(source)
+            if loaded and source.is_conversation:
+                self._turns[loaded.sequence] = turns_of_stored_end(source)
+            return loaded and CachedSequence(*loaded)
         if source is None:
             return CachedSequence(rolling(self.engine.sequence(), query.keep))
         if source in self.idle and not self.is_shared:
@@ -235,17 +237,20 @@ class PrefixCache:
         return twin
 
     def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
-        """Return the ends of a sequence's turns, at most its present length."""
+        """Return the ends of a sequence's turns, limited to its current length."""
         held = len(sequence.tokens)
         return [
             TurnBoundary(prompt, held if end is None else min(end, held))
             for prompt, end in self._turns.get(sequence, [])
         ]
 
-    # ---- keeping ----
+    # ---- return and storage ----
 
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
-        """Remember the logits, float32 [1, vocab], of a prompt that was read in whole runs from position `begin` on."""
+        """Keep a fork of a sequence that has just read a long prompt from position `begin` in whole runs.
+
+        logits: float32 [1, vocab], after the prompt.
+        """
         tokens, runs = sequence.tokens, self.engine.runs
         if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
             return
@@ -257,9 +262,9 @@ class PrefixCache:
             before.sequence.close()
 
     def give_back(self, answer: "Completion") -> None:
-        """Take back the sequence of a finished answer, and add its text to the source of later drafts.
+        """Take back the sequence of a finished answer, and add its text to `written` for later drafts.
 
-        It takes no lock unless others share this cache: a finalizer may call it anywhere.
+        Takes a lock only in a batch: the finalizer of a single answer may call it anywhere.
         """
         sequence, answer.guesses = answer.sequence, None
         if sequence is None:
@@ -275,7 +280,7 @@ class PrefixCache:
             self.put_back(sequence)
         if self.is_shared:
             self.collect()
-        answer.sequence = None  # last of all: Ctrl-C may come at any place, and then it is given back again
+        answer.sequence = None  # last: after Ctrl-C in any line above, this method is called again
 
     def discard(self, answer: "Completion") -> None:
         """Close the sequence of an answer that failed."""
@@ -285,7 +290,7 @@ class PrefixCache:
             self.give_back(answer)
 
     def abandon(self, answers: "Iterable[Completion]") -> None:
-        """Take back the sequences of cancelled answers; a batch ends with them. Takes no lock."""
+        """Take back the sequences of cancelled answers; those of a batch are freed. Takes no lock."""
         for answer in answers:
             if self.is_shared:
                 answer.release()
@@ -295,14 +300,14 @@ class PrefixCache:
             self.idle.popleft().release()
 
     def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Return a sequence that no answer uses any more.
+        """Queue a sequence that no answer uses any more.
 
-        Takes no lock: the garbage collector may do this anywhere, even while this thread holds one.
+        Takes no lock: the garbage collector may call it anywhere, even while this thread holds one.
         """
         self._released.append(sequence)
 
     def collect(self) -> None:
-        """Take back what answers have released, and keep the latest; a prompt that was read goes to files.
+        """Process the sequences that answers have returned: keep the latest, and store a new long prompt in files.
 
         Waits for locks, so no finalizer may call it.
         """
@@ -318,7 +323,7 @@ class PrefixCache:
             self.idle.append(source)
 
     def evict(self, spare: int = 0) -> bool:
-        """Close the oldest idle sequence but for the `spare` latest; False if there is none."""
+        """Close the oldest idle sequence, except the `spare` latest ones; return whether there was one."""
         if len(self.idle) <= spare:
             return False
         self.idle.popleft().close()
@@ -347,16 +352,16 @@ class PrefixCache:
             if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used + self.context > places:
                 return
             self._parked.append(self._fork(self.idle[-1]))
-            forgotten = self._parked.popleft() if len(self._parked) > PARKED else None
-        if forgotten:
-            forgotten.close()
+            oldest = self._parked.popleft() if len(self._parked) > PARKED else None
+        if oldest:
+            oldest.close()
 
     def _collect(self) -> None:
         """Empty the queue of released sequences. The caller holds the lock."""
         while self._released:
             sequence = self._released.popleft()
             self.steps.withdraw(sequence)
-            if sequence.closed or sequence in self.idle:  # garbage together with its answer; put back twice by Ctrl-C
+            if sequence.closed or sequence in self.idle:  # collected with its answer, or put back twice after Ctrl-C
                 continue
             self._busy.discard(sequence)
             self._turns[sequence] = self._turn_ends(sequence)
@@ -364,7 +369,7 @@ class PrefixCache:
             self._retain(sequence)
 
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Keep a sequence, and drop its own prefixes and the oldest one."""
+        """Add a sequence to `idle`; close those that are prefixes of it, and the oldest."""
         for one in [*self.idle]:
             if one.tokens == sequence.tokens[: len(one.tokens)]:
                 self.idle.remove(one)
@@ -374,19 +379,19 @@ class PrefixCache:
             pass
 
     def _leave_end(self, ids: Ids[int]) -> None:
-        """Drop the copy of the latest prompt's end to free its memory, unless this prompt continues it."""
+        """Store and close the fork of the latest prompt, unless this prompt continues it."""
         if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
             self._write_end()
             self._end.sequence.close()
             self._end = None
 
     def _write_end(self) -> None:
-        """Write the newly prefilled tokens to disk."""
+        """Queue the latest long prompt for its file, once."""
         if self._is_new and self.store and self._end and is_worth_caching(self._end.sequence.tokens):
             self.store.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
 
 def turns_of_stored_end(conversation: StoredPrefix) -> list[TurnBoundary]:
-    """Return the turns of a stored conversation of which only the end is known."""
+    """Return the turns of a stored conversation: only its end is known."""
     return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

@@ -1,10 +1,10 @@
-"""Find the sequence whose cached prefix saves the most of a prompt.
+"""Find the sequence whose cached prefix saves the most of a prompt, without changing a bit of the answer.
 
-A conversation can continue at the end of any of its turns, other prompts only at the end of a whole run
-(localllm.engine.run) or an image: so they are read in the same runs as by a model that has read nothing before, and
-the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
-ones continue anywhere. Beside others a prompt is read in pieces that come to the same bits: what has read one continues
-for another as far as the arithmetic is the same (localllm.generation.chunked_prefill).
+A cached prefix can be reused up to the end of a whole run (localllm.engine.run) or an image, because the rest of the
+prompt is then read in the same runs as without the cache. A conversation can also continue at the end of each of its
+turns. Prompts of up to PRECISE_TOKENS tokens are read with 16-bit activations, so prefixes of any length can be reused
+between them. In a batch, a prefix can be reused as long as both prompts are read with the same arithmetic
+(localllm.generation.chunked_prefill).
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TurnBoundary(NamedTuple):
-    """The lengths of a sequence when a prompt was read and when its answer had ended (None: not yet), in tokens."""
+    """The lengths of a sequence, in tokens, after a turn's prompt and after its answer (None: not ended yet)."""
 
     prompt: int
     end: int | None = None
@@ -36,9 +36,9 @@ class ReuseCandidate(NamedTuple):
     Attributes:
         source: the sequence or file, None if only the length matters.  tokens: the cached tokens.  turns: the ends of
         the conversation's turns.
-        aligned: how many of the tokens were read in whole runs and images; None if it can continue anywhere.
-        has_logits: whether the logits after all tokens are known: the same prompt needs no prefill at all.
-        segments: of the prompt that the tokens begin with, if it was prefilled in a batch.
+        aligned: number of first tokens that were read in whole runs and images; None if any prefix can be reused.
+        has_logits: whether the logits after the last token are known: the same prompt needs no prefill.
+        segments: of the prompt at the beginning of the tokens, if it was prefilled in a batch.
     """
 
     source: "Source | None"
@@ -53,7 +53,7 @@ class PrefixMatch(NamedTuple):
     """The length of the prefix that a source shares with a prompt.
 
     Attributes:
-        is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.
+        is_run: whether it ends where a whole run or an image ends, so that the rest is read as without a cache.
     """
 
     source: "Source | None"
@@ -67,17 +67,17 @@ NOTHING = PrefixMatch(None, 0)
 def longest_match(
     candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
-    """Return the candidate with the longest usable prefix, the first of equal ones; without a source if none is usable.
+    """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
 
     segments: of the prompt, if it is prefilled in a batch.
     """
-    found = (match(candidate, ids, runs, segments) for candidate in candidates)
-    best = max(found, key=lambda one: one.length, default=NOTHING)
+    matches = (match(candidate, ids, runs, segments) for candidate in candidates)
+    best = max(matches, key=lambda one: one.length, default=NOTHING)
     return best if best.length else NOTHING
 
 
 def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
-    """Return how much of a candidate's prefix a prompt can use, perhaps nothing."""
+    """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
     same = common(tokens, ids)
     if read_in and segments:
@@ -93,7 +93,7 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
 
 
 def common(tokens: Ids[int], ids: Ids[int]) -> int:
-    """Return the length of the common prefix, without the last of `ids`."""
+    """Return the length of the common prefix, at most len(ids) - 1."""
     same = 0
     for ours, theirs in zip(tokens, ids[:-1], strict=False):
         if ours != theirs:

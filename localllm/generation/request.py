@@ -1,4 +1,4 @@
-"""A request, a prompt to be answered, and its answers in progress."""
+"""A request, which is a prompt to be answered n times, and its answers in progress."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
@@ -28,25 +28,18 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.acceptance import Guesses
     from localllm.generation.tools.tool_call import ToolCall
 
-# Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
-# the logits that it was drawn from, float32 [vocab], good only until the call returns.
+# Called for each token with the answer, the token (None for one that ended it), the parts of text that it completes,
+# and the logits that it was drawn from, float32 [vocab], valid only during the call.
 Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
 
 
 class Search(Protocol):
-    """A search, such as beam search, that extends a request's answers together instead of sampling each.
-
-    Attributes:
-        results: what has been found so far, best first.
-    """
+    """Extends a request's answers together, instead of sampling each; results: finished answers, best first."""
 
     results: "list[Completion]"
 
     def expand(self, answers: "list[Completion]", rows: list[np.ndarray]) -> "list[tuple[Completion, Completion]]":
-        """Return the continuations, each with the answer that it extends; an empty list ends the search.
-
-        rows: logits after each of the answers, float32 [vocab].
-        """
+        """Return pairs of a continuation and its answer; none at the end.  rows: logits after each, float32 [vocab]."""
         ...
 
 
@@ -56,11 +49,11 @@ class Request:
 
     Attributes:
         key: the caller's name for it.
-        answers: in progress, then finished; with n > 1 best first when all are.
-        begun: whether the prompt has been read.  error: why there are no answers.
-        listener: hears of every token.  cached: how many tokens of the prompt did not have to be read.
-        is_scored: whether the answers' log probabilities are wanted; several have them anyway, to be compared.
-        search: by which answers are found, if they are not drawn.
+        answers: in progress or finished; sorted best first when all of them are finished.
+        begun: whether the prompt is prefilled.  error: the reason why the request failed.
+        listener: called for every token.  cached: tokens of the prompt from the prefix cache.
+        is_scored: whether log probabilities of the answers are computed; with n > 1 they always are.
+        search: extends the answers instead of sampling, or None.
     """
 
     task: Task
@@ -83,11 +76,9 @@ class Request:
         return self.error is not None or (bool(self.answers) and all(one.finish_reason for one in self.answers))
 
     def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "Runs | None" = None) -> list["Completion"]:
-        """Create the answers, without any token yet, with the seeds seed, seed + 1, and so on.
+        """Create the answers, without tokens, with the seeds seed, seed + 1, and so on.
 
-        runs: how to split the prompt into runs, by default as the engine does.
-
-        Raises UsageError and ContextError.
+        runs: how to split the prompt into runs, by default the engine's way. Raises UsageError and ContextError.
         """
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
         kept = task.resolve_keep(engine.context)
@@ -109,10 +100,10 @@ class Request:
 
 
 class Output(NamedTuple):
-    """A token that was drawn for an answer, None for one that ends it, and what it completes.
+    """A token that was drawn for an answer; None for one that ends it.
 
     Attributes:
-        parts: of text.  logits: from which it was drawn, float32 [vocab]; good only until the next one is asked for.
+        parts: of text, which it completes.  logits: float32 [vocab], drawn from; valid until the next step.
     """
 
     answer: "Completion"
@@ -126,22 +117,23 @@ class Completion:
 
     Attributes:
         ids: the tokens of the prompt and the answer, without the token that ended it.
-        text, thinking: the answer, and the reasoning before it.  finish_reason: "stop" or "length", "" until then.
+        text, thinking: the answer, and the reasoning before it.  finish_reason: "stop" or "length", "" while in
+        progress.
         seed: reproduces the answer.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, including the token that ended it; 0 unless requested.
         logprobs: of each of its tokens, if requested.
-        sequence: has read a prefix of `ids`; None while the answer waits. May be a ShiftedSequence.
+        sequence: the KV cache of a prefix of `ids`, which may be a ShiftedSequence; None while the answer waits.
         number: its index among the request's answers.
-        banned: finds banned strings, and has the tokens that may become one; None if there are none.
+        banned: finds banned strings, and holds back tokens that may become one; None without banned strings.
         guesses: the source of drafts, in small batches.
-        reuse: chunks that the prompt takes from another sequence, if it may and there are any.
-        known: logits after the prompt, float32 [1, vocab], if the prefix cache has them; until the answer begins.
+        reuse: chunks that the prompt can take from another sequence, or None.
+        known: logits after the prompt, float32 [1, vocab], if the prefix cache has them and no token is drawn yet.
         segments: of the prompt, see chunked_prefill.
-        kept, dropped: how many first tokens stay when the context is full, and how many others were dropped.
-        skipped: how many of the dropped ones were never read.
+        kept, dropped: number of first tokens that stay when the context is full, and of tokens that were dropped.
+        skipped: number of dropped tokens that were never prefilled.
         has_ended: whether its last token ended it. is_stopped: whether it must end before the next step.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        steps: of the model, after the prompt.  drafted, accepted: draft tokens, and those that were accepted.
+        steps: decode steps.  drafted, accepted: numbers of draft tokens, and of accepted ones.
     """
 
     def __init__(
@@ -168,23 +160,22 @@ class Completion:
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
         self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
-        self._chosen = self._least = 0  # the fewest ids since the step began
+        self._chosen = 0  # tokens that were drawn, including one that ended the answer
+        self._least = 0  # fewest ids since the step began
         self.logprobs = list[LikelyToken]()
 
     @property
     def text(self) -> str:
-        text = self.guide.transcript.text
-        return text[: len(text) - len(self._held_text(ANSWER))] if self.banned else text
+        return self._without_held(self.guide.transcript.text, ANSWER)
 
     @property
     def thinking(self) -> str:
-        text = self.guide.transcript.thinking
-        return text[: len(text) - len(self._held_text(REASONING))] if self.banned else text
+        return self._without_held(self.guide.transcript.thinking, REASONING)
 
-    def _held_text(self, kind: str) -> str:
-        """Return the text of one kind that may become a banned string."""
+    def _without_held(self, text: str, kind: str) -> str:
+        """Return a text of one kind without its end, if that may become a banned string."""
         held = self.banned.held if self.banned else ()
-        return "".join(part.text for one in held for part in one.parts if part.kind == kind)
+        return text[: len(text) - sum(len(part.text) for one in held for part in one.parts if part.kind == kind)]
 
     @property
     def calls(self) -> "list[ToolCall]":
@@ -194,10 +185,7 @@ class Completion:
 
     @property
     def parsed(self) -> Any:
-        """The answer as an object of its schema's type, or as JSON's plain values.
-
-        Raises UsageError for an answer without a schema, and as parse_answer.
-        """
+        """The answer as an object of its schema's type. Raises UsageError without a schema, and as parse_answer."""
         if self.options.constraint is None or self.options.constraint.kind != "schema":
             raise UsageError("the answer has no schema by which it could be parsed")
         from localllm.generation.constraints.python_types import parse_answer
@@ -206,7 +194,6 @@ class Completion:
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids of the answer."""
         return self.ids[len(self.prompt) :]
 
     @property
@@ -223,12 +210,11 @@ class Completion:
 
     @property
     def remaining_tokens(self) -> int:
-        """Return how many tokens may still be generated."""
+        """The number of tokens that may still be generated."""
         return self._limit - len(self.ids)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the answer is finished."""
         return self.has_ended or self.remaining_tokens == 0
 
     @property
@@ -238,36 +224,33 @@ class Completion:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether it has a token."""
         return len(self.ids) > len(self.prompt)
 
     @property
     def computed_tokens(self) -> int:
-        """Return how many of its ids have been read."""
+        """The number of its ids that the sequence holds."""
         return len(self.sequence.tokens) if self.sequence else 0
 
     @property
     def pending_tokens(self) -> int:
-        """Return how many tokens are to be read before a step; the newest of the answer is the step's."""
+        """The number of tokens to prefill; the answer's newest token is not one of them, because a step reads it."""
         return len(self.ids) - self.has_begun - self.computed_tokens
 
-    def take_chunks(self) -> None:
-        """Take the chunks of another sequence that follow what has been read, if there are any."""
+    def prepare_prefill(self) -> None:
+        """Append the next chunks of another sequence, if there are any, and call the progress callback."""
         if self.reuse and self.sequence:
             self.request.cached += self.reuse.take(self.sequence)
+        if not self.request.begun and self.options.on_progress:
+            cached = self.cached_tokens
+            self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
 
     def next_segment(self) -> PrefillSegment:
-        """Return the segment of the prompt to read next; between chunks of another sequence it is precise."""
+        """Return the segment of the prompt to read next; short ones between reused chunks are precise."""
         held = self.computed_tokens
         segment, end = self.segments.at(held), self.reuse.end(held) if self.reuse else None
         if end is None or end >= segment.end:
             return segment
         return segment._replace(end=end, precise=segment.precise or end - held <= PRECISE_TOKENS)
-
-    def _release_chunks(self) -> None:
-        if self.reuse:
-            self.reuse.release()
-            self.reuse = None
 
     @property
     def score(self) -> float:
@@ -276,19 +259,18 @@ class Completion:
 
     @property
     def width(self) -> int:
-        """Return how many answers it represents: all of the request until the prompt has been read."""
+        """The number of answers for which it stands: until the prompt is read, all of the request."""
         return 1 if self.request.begun else self.request.n
 
-    def accept_logits(self, row: np.ndarray) -> Output:
-        """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
-        if self.options.ends_answer(self.ids, row):
-            self.has_ended = True
-            return Output(self, None, [], row)
-        return self._draw(row, self.options.processed_logits(self.ids, row))
-
     def _draw(self, row: np.ndarray, processed: np.ndarray) -> Output:
-        """Go on with the token that is drawn from processed logits, float32 [vocab]; row: the model's."""
-        token = self.guide.choose(self.sampler, processed, self.banned)
+        """Draw a token from processed logits and append it. Raises LocalllmError if none is allowed.
+
+        processed: float32 [vocab], after logits_processor.  row: the model's logits, float32 [vocab].
+        """
+        allowed = self.guide.allowed_mask(self.sampler.vocab)
+        if self.banned and self.banned.barred:
+            allowed = self.banned.require_choice(self.sampler.vocab, allowed)
+        token = self.sampler.sample(processed, allowed)
         elapsed = perf_counter() - self.started
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s
@@ -306,21 +288,23 @@ class Completion:
         self.has_ended = self.guide.has_ended
         return Output(self, token, parts, row)
 
-    def _accept_certain(self, row: np.ndarray) -> list[Output]:
-        """Go on as accept_logits, around banned strings; return what is certain now."""
-        if self.banned is None:
-            return [self.accept_logits(row)]
-        from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
+    def accept_logits(self, row: np.ndarray) -> list[Output]:
+        """Draw the next token from logits float32 [vocab]; a banned string is undone and drawn again.
 
+        Returns the tokens that cannot be undone any more. Raises LocalllmError if no token is allowed.
+        """
         if self.options.ends_answer(self.ids, row):
             self.has_ended = True
             return [*self._released(), Output(self, None, [], row)]
         processed = self.options.processed_logits(self.ids, row)
+        if self.banned is None:
+            return [self._draw(row, processed)]
+        from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
+
         while True:
             sampler, guide = self.sampler.copy(), self.guide.copy()
-            before = AnswerSnapshot(
-                len(self.ids), sampler, guide, self.logprob, None if processed is row else processed
-            )
+            other = None if processed is row else processed
+            before = AnswerSnapshot(len(self.ids), sampler, guide, self.logprob, other)
             output = self._draw(row, processed)
             if output.token is None:
                 return [*self._released(), output]
@@ -331,13 +315,14 @@ class Completion:
             processed = row if banned.before.row is None else banned.before.row
 
     def _released(self) -> list[Output]:
-        """Return the tokens that are held no more: all of them if the answer is complete."""
-        assert self.banned
+        """Return the tokens that cannot become a banned string any more: all of them if the answer is complete."""
+        if self.banned is None:
+            return []
         released = self.banned.flush() if self.is_complete else self.banned.release()
         return [Output(self, one.token, one.parts, one.row) for one in released]
 
     def _rewind(self, place: "AnswerSnapshot") -> None:
-        """Undo tokens; the sequence follows when the step ends."""
+        """Undo tokens; the sequence is truncated at the end of the step."""
         self._chosen -= len(self.ids) - place.length
         del self.logprobs[max(place.length - len(self.prompt), 0) :]
         del self.ids[place.length :]
@@ -347,7 +332,7 @@ class Completion:
         self._least = min(self._least, place.length)
 
     def extend(self, token: int, logprob: float) -> "Completion":
-        """Return another answer that is a token longer, which may end it, and has no sequence; logprob: the token's."""
+        """Return a copy of the answer, without sequence, that is one token longer; logprob: of the token."""
         twin = copy(self)
         twin.ids, twin.guide, twin.logprob, twin.sequence = [*self.ids], self.guide.copy(), self.logprob + logprob, None
         if token in self.end_ids:
@@ -359,16 +344,15 @@ class Completion:
         return twin
 
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
-        """Accept the drafted tokens that match the sampled ones, and one more; drop the rest of the sequence.
+        """Sample a token at each position of a draft, up to the first that differs; drop the rest from the sequence.
 
-        Yields what is certain; the last output of a complete answer has the rest of its text.
-
-        rows: logits float32 [1 + len(draft), vocab], after the newest token and each of the draft.
+        Yields the tokens that cannot be undone; the last output of a complete answer has the rest of its text.
+        rows: logits float32 [1 + len(draft), vocab], after the newest token and after each draft token.
         """
         before = self._least = len(self.ids)
         self.drafted += len(draft)
         for number, (row, guess) in enumerate(zip(rows, [*draft, None], strict=True)):
-            outputs = self._accept_certain(row)
+            outputs = self.accept_logits(row)
             is_right = len(self.ids) == before + number + 1 and self.ids[-1] == guess
             self.accepted += is_right
             is_last = self.is_complete or not is_right
@@ -382,42 +366,33 @@ class Completion:
                 return
 
     def _end_draft(self, draft: Ids[int], before: int) -> None:
-        """Forget what was wrong in a draft, and in tokens before it: the answer had `before` ids then."""
-        drawn = self.ids[before:]
-        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False)) if draft else 0
-        if self._least < before:
-            if self.sequence:
-                self.sequence.truncate(self._least)
-            if self.guesses:
-                self.guesses.rewind(before - self._least)
-                self.guesses.learn(self.ids[self._least :])
-            return
-        if self.sequence and right < len(draft):
+        """Drop rejected draft tokens, and tokens that were undone, from the sequence; before: ids before the step."""
+        begin = min(self._least, before)
+        right = sum(token == guess for token, guess in zip(self.ids[before:], draft, strict=False))
+        if self.sequence and begin < before:
+            self.sequence.truncate(begin)
+        elif self.sequence and right < len(draft):
             self.sequence.truncate(before + right)
         if self.guesses:
-            self.guesses.learn(drawn)
-
-    def report_progress(self) -> None:
-        """Report to the progress callback how much of the prompt has been read, before a run."""
-        if not self.request.begun and self.options.on_progress:
-            cached = self.cached_tokens
-            self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
+            if begin < before:
+                self.guesses.rewind(before - begin)
+            self.guesses.learn(self.ids[begin:])
 
     def close(self) -> None:
         """Free the sequence; it is read again if the answer continues."""
-        self._release_chunks()
         if self.sequence:
             self.sequence.close()
-        self.sequence = self.guesses = None
+        self.release()
 
     def release(self) -> None:
-        """Queue what has been read to be freed. Takes no lock: finalizers may call it."""
-        self._release_chunks()
+        """Queue the sequence to be freed. Takes no lock: finalizers may call it."""
+        if self.reuse:
+            self.reuse.release()
         if self.sequence:
             self.sequence.release()
-        self.sequence = self.guesses = None
+        self.sequence = self.guesses = self.reuse = None
 
     def finish(self) -> list[TextPart]:
-        """Say why it ends, and what was held back."""
+        """Set the finish reason, and return the text that was held back."""
         self.finish_reason = "stop" if self.has_ended else "length"
         return self.guide.transcript.flush(is_end=self.has_ended)

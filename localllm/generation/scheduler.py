@@ -1,8 +1,8 @@
-"""Continuous batching: requests are answered at once, and answers join and leave between any two steps.
+"""Continuous batching: answers join and leave between any two steps (Orca, Yu et al. 2022).
 
-A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt; then it takes every
-answer one token further, or several if a draft is right. This is Orca's method (Yu et al. 2022), with memory in pages
-(vLLM, Kwon et al. 2023). All answers are made here: a Generation is a Scheduler of one request.
+A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt, and then decodes one
+token of every answer, or several if its draft is accepted. Memory is in pages (vLLM, Kwon et al. 2023). All answers are
+generated here: a Generation is a Scheduler of one request.
 """
 
 import sys
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
     from localllm.engine.engine import Engine
 
-PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
+PARALLEL = 16  # most answers at once: with more, tokens per second hardly grow, and each answer gets slower
 
 
 class Scheduler:
-    """Answers requests; takes the next when there is room for it. Close it, and its sequences are closed.
+    """Answers requests; takes the next one when there is room for it. Closing it closes its sequences.
 
     Attributes:
         running: the answers in progress that have a sequence, the oldest first.
-        waiting: those that have none: preempted ones, and then the next request.
-        written: tokens of answers so far.  preempted: how often memory had to be taken back.
+        waiting: those without a sequence: preempted ones, and then the next request.
+        written: number of tokens generated so far.  preempted: number of preemptions.
     """
 
     def __init__(
@@ -53,11 +53,12 @@ class Scheduler:
         precise: bool = True,
         cache: PrefixCache | None = None,
     ):
-        """Set up a scheduler; parallel: the most concurrent answers, or the answers to one prompt if they are more.
+        """Set up a scheduler.
 
-        chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most. precise:
-        with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits. cache: the prefix
-        cache that sequences are taken from and returned to; None: one that ends with this object.
+        parallel: most concurrent answers; all n answers to one prompt run at once even if they are more.
+        chunk: most prompt tokens to read in a step, at least PAGE.  places: about how many tokens to hold at most.
+        precise: compute each answer as if it were alone; False: all activations in 8 bits.
+        cache: the prefix cache for sequences; None: one that ends with this object.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
@@ -65,18 +66,17 @@ class Scheduler:
         self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
-        self._held = ExitStack()  # what drafts need as long as answers are made: a draft model's sequences
+        self._held = ExitStack()  # resources of drafters, such as a draft model's sequence
         self._speculator = Speculator(engine, self._cache.written, None if self._cache.is_shared else self._held)
         self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
 
     def __iter__(self) -> Iterator[list[Request]]:
-        """Step by step, the requests that are finished with it; often none."""
-        while self.has_work:
+        """Run step after step; yield the requests that each has finished, often none."""
+        while self.has_work or self._finished:
             for _ in self.step():
                 pass
-            yield self._take_finished()
-        if self._finished:
-            yield self._take_finished()
+            finished, self._finished = self._finished, []
+            yield finished
 
     @property
     def has_work(self) -> bool:
@@ -86,9 +86,9 @@ class Scheduler:
         return bool(self.running) or self._next() is not None
 
     def step(self) -> Iterator[Output]:
-        """Prefill a chunk, then decode a token of every answer whose prompt is read: in one run if all is in 8 bits.
+        """Prefill a chunk, then decode a token of every answer whose prompt is read (without `precise`, in one run).
 
-        The model runs, and tokens are drawn, when they are asked for.
+        The model runs, and tokens are drawn, as the caller iterates.
         """
         for one in [*self.running]:
             if one.is_stopped:
@@ -102,12 +102,13 @@ class Scheduler:
             reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
             yield from self._run([*reading, *writing], precise=False)
             return
-        if not self._submitted and self._may_read:
-            is_heard = self._cache.is_live and any(one.has_begun for one in self.running)
-            # A client that listens waits for short chunks.
-            rooms = (PAGE, LIVE_CHUNK) if is_heard else (self._chunk, PRECISE_TOKENS)
+        is_busy = self.running and not self.waiting and not any(one.pending_tokens for one in self.running)
+        if not self._submitted and (self._cache.is_shared or not is_busy):
+            # Short chunks while clients wait for the next tokens of their answers.
+            is_streaming = self._cache.is_live and any(one.has_begun for one in self.running)
+            rooms = (PAGE, LIVE_CHUNK) if is_streaming else (self._chunk, PRECISE_TOKENS)
             reading, precise = self._reading(*rooms)
-            if reading and not (is_heard and precise):
+            if reading and not (is_streaming and precise):
                 yield from self._run(reading, precise)
                 reading = []
         yield from self._run(self._submitted or [*reading, *self._writing(with_drafts=not reading)], precise=True)
@@ -117,7 +118,7 @@ class Scheduler:
         self._stopping = True
 
     def close(self) -> None:
-        """Leave everything as it is. Takes no lock: a generator that is garbage may do this anywhere."""
+        """Cancel all answers. Takes no lock: the finalizer of a generator may call it anywhere."""
         self._held.close()
         self._runs.leave()
         self._cache.abandon(self.running)
@@ -125,20 +126,16 @@ class Scheduler:
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
-        """Cancel an answer. Not during a step."""
+        """Cancel a request; not during a step."""
         for answering in request.answers:
             if answering in self.running and (answering.computed_tokens > PAGE or not self._cache.is_shared):
                 self._cache.give_back(answering)
         self._remove(request)
 
-    def _take_finished(self) -> list[Request]:
-        finished, self._finished = self._finished, []
-        return finished
-
-    # Who may begin.
+    # Admission.
 
     def _next(self) -> Completion | None:
-        """Return the answer that has waited longest."""
+        """Return the next waiting answer, None without one; requests that cannot begin fail."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
             if request is None:
@@ -152,13 +149,6 @@ class Scheduler:
                 self._finished.append(request)
         return self.waiting[0]
 
-    @property
-    def _may_read(self) -> bool:
-        """Return whether anybody has something to read, or may join."""
-        if self._cache.is_shared or self.waiting or not self.running:
-            return True
-        return any(one.pending_tokens for one in self.running)
-
     def _readers(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
         yield from [one for one in self.running if one.pending_tokens]
@@ -168,10 +158,7 @@ class Scheduler:
             yield answering
 
     def _may_join(self, answering: Completion) -> bool:
-        """Return whether an answer may start.
-
-        There is room for it to grow, and no running answer is prefilling its prefix.
-        """
+        """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix."""
         if not self.running:
             return True
         if sum(one.width for one in self.running) + answering.width > self._parallel:
@@ -201,25 +188,23 @@ class Scheduler:
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
 
-        All of them have the same arithmetic. A single request reads whole runs, whose arithmetic is the engine's
-        choice.
+        The tokens of one run have the same precision. A single request reads whole runs; the engine chooses then.
         """
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
-            answering.take_chunks()
+            answering.prepare_prefill()
             held = answering.computed_tokens
-            answering.report_progress()
             if not self._cache.is_shared:
                 end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.pending_tokens)
                 is_read = held == end or answering.is_stopped
                 return [] if is_read else [span_of(answering, end - held)], True
-            stretch = answering.next_segment()
-            end, precise = min(stretch.end, held + answering.pending_tokens), stretch.precise and self._precise
+            segment = answering.next_segment()
+            end, precise = min(segment.end, held + answering.pending_tokens), segment.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
-            count = chunk_size(held, stretch._replace(end=end, precise=precise), room) if precise == exact else 0
+            count = chunk_size(held, segment._replace(end=end, precise=precise), room) if precise == exact else 0
             if not work and not count:
-                count = end - held  # less than two pages, which are not parted, or an image
+                count = end - held  # an image, or less than two pages, which are read at once
             if not count:
                 break
             work.append(span_of(answering, count))
@@ -239,16 +224,16 @@ class Scheduler:
     # Decoding.
 
     def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
-        """Read spans in one run, and yield the next tokens of answers that have read all of theirs."""
+        """Read spans in one run, and yield the next tokens of the answers that are read completely."""
         read = self._read(work, precise)
         self._submitted = []
         if read:
             yield from self._emit(self._outputs(read))
 
     def _read(self, work: list[AnswerSpan], precise: bool) -> "list[tuple[AnswerSpan, np.ndarray]]":
-        """Return the answers that have read all their ids, with the requested logits, float32 [wanted, vocab].
+        """Run the model; return the spans that end their answers, with their logits, float32 [wanted, vocab].
 
-        If memory does not suffice for all, drafts are dropped first; then the youngest requests make room.
+        If memory does not suffice, drafts are dropped first; then the youngest answers are preempted.
         """
         while work := [one for one in work if one.answering.sequence]:
             try:
@@ -267,12 +252,10 @@ class Scheduler:
         return []
 
     def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
-        """Submit spans to read. Raises MemoryLimitError if there are not enough places."""
+        """Submit spans for the next run. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
-            pages = sum(
-                pages_of(one.answering.computed_tokens + len(one.ids)) - pages_of(one.answering.computed_tokens)
-                for one in work
-            )
+            held = [one.answering.computed_tokens for one in work]
+            pages = sum(pages_of(count + len(one.ids)) - pages_of(count) for count, one in zip(held, work, strict=True))
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
         spans = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
@@ -280,8 +263,8 @@ class Scheduler:
         self._submitted = work
 
     def _emit(self, outputs: Iterator[Output]) -> Iterator[Output]:
-        """Hand on what is drawn; before, if others run the model, too, the next tokens to be read with theirs."""
-        if self._runs.others:  # they wait neither for the text's reader nor for the next step
+        """Yield outputs; if other schedulers use the engine, first submit the next tokens, to be read with theirs."""
+        if self._runs.others:  # so that they wait neither for the consumer of the text nor for the next step
             outputs = iter([*outputs])
             writing = [] if any(one.pending_tokens for one in self.running) else self._writing(with_drafts=True)
             if writing:
@@ -290,7 +273,7 @@ class Scheduler:
         yield from outputs
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
-        """Sample the next token of each answer that has read all its ids."""
+        """Sample the next token of each answer that is read completely."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (answering, _, draft, _), rows in read:
             if answering.request.search and answering.has_begun:
@@ -319,7 +302,7 @@ class Scheduler:
             yield from self._accept(answering, [], row)
 
     def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
-        """Start a search in forks of the prompt's sequence, which is returned."""
+        """Start a search in a fork of the prompt's sequence; the sequence goes back to the cache."""
         root = copy(first)
         root.number, root.sequence = 1, None
         self.running.append(root)
@@ -329,7 +312,7 @@ class Scheduler:
         self._expand(first.request, [(root, row[-1])])
 
     def _expand(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
-        """Extend a search: of several continuations of one answer, the last takes its sequence, the others forks."""
+        """Extend a search: the last continuation of an answer takes its sequence, the others get forks."""
         assert request.search
         parents = [answering for answering, _ in group]
         children = request.search.expand(parents, [row[: self._vocab] for _, row in group])
@@ -350,12 +333,12 @@ class Scheduler:
             self._finished.append(request)
 
     def _accept(self, answering: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
-        """Take one token further, or several if a draft is right; it may leave then. rows: as of accept_draft."""
+        """Yield the next token of an answer, or several if its draft is accepted. rows: see accept_draft."""
         request = answering.request
         if request.error:
             return
         try:
-            if answering.is_complete:  # which was to have no token
+            if answering.is_complete:  # max_tokens is 0
                 answering.finish()
                 self._leave(answering)
                 return
@@ -368,13 +351,13 @@ class Scheduler:
                 yield output
         except LocalllmError as error:
             self._fail(request, error)
-        except Exception as error:  # whatever one caller's options lead to is not the others' trouble
+        except Exception as error:  # caused by one client's options: the other answers go on
             if not self._cache.is_live:
                 raise
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _leave(self, answering: Completion) -> None:
-        """Finish an answer."""
+        """Remove a finished answer; the request is finished with its last one."""
         request = answering.request
         self._cache.give_back(answering)
         self.running.remove(answering)
@@ -389,7 +372,7 @@ class Scheduler:
         return min(count, self._places) - used
 
     def _make_room(self, error: MemoryLimitError) -> None:
-        """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
+        """Evict an idle sequence, or preempt the youngest answer, which is read again later; a single one fails."""
         if self._cache.evict():
             return
         if len(self.running) > 1 and not self.running[-1].request.search:
@@ -401,7 +384,6 @@ class Scheduler:
             self._fail(self.running[0].request, error)
 
     def _fail(self, request: Request, error: LocalllmError) -> None:
-        """Fail a request."""
         self._remove(request)
         request.error = error
         self._finished.append(request)

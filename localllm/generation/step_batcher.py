@@ -1,10 +1,10 @@
-"""Runs of concurrent callers, joined in one run of the model.
+"""Join the steps of concurrent callers into common runs of the model.
 
-Threads that answer at the same time would take turns at the engine, and each would read all weights for its own token.
-Each caller submits its step, and the first to find the engine idle runs all submitted steps (flat combining:
-Hendler et al. 2010). So a lone caller hands its work to no other thread. A caller that just got logits returns soon
-with its next token: the next run waits for them. An answer hands in its next token before its text leaves, so what its
-reader does meanwhile delays no other.
+If threads that generate at the same time took turns at the engine, each would read all weights for its own token.
+Instead, each caller submits its step, and the first that finds the engine idle runs all submitted steps (flat
+combining, Hendler et al. 2010), so that a single caller needs no other thread. A run waits for callers that have just
+got logits, because they soon submit their next token. A scheduler submits an answer's next token before it yields the
+text, so that a slow consumer delays no other answer.
 """
 
 import threading
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
     from localllm.engine.sequence import Sequence
 
-    Spans = Ids[tuple["Sequence | ShiftedSequence", list[int]]]  # what sequences are to read
+    Spans = Ids[tuple["Sequence | ShiftedSequence", list[int]]]  # sequences, and the tokens to append to each
 
-PATIENCE = 0.2  # seconds that a run waits for a thread which should come back; sampling takes 0.001
+PATIENCE = 0.2  # most seconds that a run waits for another thread's next step; sampling takes 0.001
 
 
 class Step:
-    """Spans that a caller submits for one run, and the logits: of each float32 [wanted, vocab].
+    """Spans that a caller submits for one run, and the results.
 
     Attributes:
-        is_alone: whether it has a run of its own.  wants_more: whether a span's last logits are not all of its logits.
-        is_awaited: whether a thread waits for it.
-        size: of its tokens.  tokens, seconds: of the run that it was part of.
+        rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: of its run.
+        is_alone: whether it cannot share a run.  wants_more: whether a span has more than one token.
+        is_awaited: whether its caller waits for the result.
+        size: its number of tokens.  tokens, seconds: of the run that it was part of.
     """
 
     rows: "list[np.ndarray] | None" = None
@@ -55,25 +56,23 @@ class Step:
         return self.rows is not None or self.error is not None
 
     def joins(self, others: "list[Step]") -> bool:
-        """Return whether it can be part of a run with these: in 16 bits, and with the same logits wanted."""
+        """Return whether it can share a run with these steps: with 16-bit activations and the same kind of logits."""
         room = PRECISE_TOKENS - sum(one.size for one in others)
         kinds = {one.logits for one in (*others, self) if one.wants_more}
         return not self.is_alone and not others[0].is_alone and self.size <= room and len(kinds) <= 1
 
     def go_back(self) -> None:
-        """Undo what a run that failed has read of it."""
+        """Truncate its sequences to their lengths before a failed run."""
         for (sequence, _), held in zip(self.spans, self._held, strict=True):
             if len(sequence.tokens) > held:
                 sequence.truncate(held)
 
 
 class BatchMember:
-    """A caller, which submits one step at a time.
-
-    `leave` it in the end; it takes no lock where the garbage collector may call it, between two tokens.
+    """A caller, which submits one step at a time and calls `leave` in the end.
 
     Attributes:
-        step: that was handed in.  tokens, seconds: of the latest run.
+        step: the step that was submitted, or None.  tokens, seconds: of the latest run.
     """
 
     step: Step | None
@@ -84,16 +83,16 @@ class BatchMember:
 
     @property
     def others(self) -> int:
-        """Return how many others have been part of the latest run, or wait for the next."""
+        """The number of other callers in the latest run, or waiting for the next."""
         return self._batcher.count_others(self)
 
     def submit(self, spans: "Spans", logits: str = "last", precise: bool = True) -> None:
-        """Hand in a step. Raises LocalllmError in a process that was forked."""
+        """Submit a step. Raises LocalllmError in a process that was forked."""
         self.step = Step(self, spans, logits, precise)
         self._batcher.submit(self.step)
 
     def result(self) -> "list[np.ndarray]":
-        """Return the logits of the step that was handed in, of each span float32 [wanted, vocab].
+        """Wait for the submitted step, and return the logits of each span, float32 [wanted, vocab].
 
         Raises as Sequence.append.
         """
@@ -107,16 +106,16 @@ class BatchMember:
         return step.rows
 
     def read(self, spans: "Spans", logits: str, precise: bool = True) -> "list[np.ndarray]":
-        """Hand in a step and wait for it."""
+        """Submit a step and return its logits: see `submit` and `result`."""
         self.submit(spans, logits, precise)
         return self.result()
 
     def settle(self) -> None:
-        """Let others run the model before the next step."""
+        """Tell other callers not to wait for this one's next step."""
         self._batcher.settle(self)
 
     def leave(self) -> None:
-        """Submit no more steps; what was handed in is not wanted any more."""
+        """Leave the batch; drop a submitted step. Takes no lock between two tokens: finalizers may call it."""
         self.has_left, self.step = True, None
         self.settle()
 
@@ -128,39 +127,39 @@ class StepBatcher:
         self.lock = lock_for(self)
         self._changed = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._queue, self._running = list[Step](), list[Step]()
-        self._due = set[BatchMember]()  # have their logits, and come back soon
+        self._due = set[BatchMember]()  # have their logits, and will soon submit the next step
         self._latest, self._waiting = list[BatchMember](), 0
 
     def count_others(self, member: BatchMember) -> int:
-        """Return how many others have been part of the latest run, or wait for the next."""
+        """Return the number of other callers in the latest run, or waiting for the next."""
         if not self._queue and self._latest == [member]:
             return 0
-        found = {*self._latest, *(step.member for step in [*self._queue])}
-        return sum(one is not member and not one.has_left for one in found)
+        members = {*self._latest, *(step.member for step in [*self._queue])}
+        return sum(one is not member and not one.has_left for one in members)
 
     def submit(self, step: Step) -> None:
-        """Take a step for the next run."""
+        """Queue a step for the next run."""
         with self.lock:
             self._due.discard(step.member)
             self._queue.append(step)
             self._notify()
 
     def settle(self, member: BatchMember) -> None:
-        """Wait for this one no longer."""
+        """Stop waiting for the next step of a caller."""
         if member in self._due:
             with self.lock:
                 self._due.discard(member)
                 self._notify()
 
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Forget what a sequence was to read; wait if it is being read."""
+        """Remove the steps of a sequence from the queue; wait for a run that is using it."""
         with self.lock:
             self._queue = [step for step in self._queue if all(one is not sequence for one, _ in step.spans)]
             while any(one is sequence for step in self._running for one, _ in step.spans):
                 self._wait()
 
     def complete(self, step: Step) -> None:
-        """Wait until another thread has run a step, or run it together with the steps that others have handed in."""
+        """Wait until another thread has run a step, or run it together with the other submitted steps."""
         while not step.is_done:
             batch = list[Step]()
             try:
@@ -180,7 +179,7 @@ class StepBatcher:
         step.is_awaited = False
 
     def _take(self) -> list[Step]:
-        """Remove the steps of the next run from the queue: the first, and what can be part of the same run."""
+        """Remove the steps of the next run from the queue: the first, and all that can share its run."""
         queue = [step for step in self._queue if not step.member.has_left]
         batch = queue[:1]
         for step in queue[1:]:
@@ -190,11 +189,11 @@ class StepBatcher:
         return batch
 
     def _end(self, batch: list[Step]) -> None:
-        """Wake the callers of these steps; those that were interrupted are to be made again."""
+        """Wake the callers of these steps; interrupted steps are queued again."""
         is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
             if step.is_done and step.is_awaited:
-                if is_shared:  # else nobody waits, and whoever comes next need not
+                if is_shared:  # a single caller need not be waited for
                     self._due.add(step.member)
             elif not step.is_done:
                 step.go_back()
@@ -217,7 +216,7 @@ class StepBatcher:
 
 
 def run(batch: list[Step]) -> None:
-    """Make some steps in one run of the model; if it fails, make each alone, and record the errors."""
+    """Execute steps in one run of the model; if it fails, run each step alone and record its error."""
     if not batch:
         return
     began, first, logits = perf_counter(), batch[0], batch[0].logits
@@ -226,7 +225,7 @@ def run(batch: list[Step]) -> None:
         spans = [span for step in batch for span in step.spans]
         logits = next((step.logits for step in batch if step.wants_more), logits)
     try:
-        if isinstance(sequence, ShiftedSequence):  # which is alone
+        if isinstance(sequence, ShiftedSequence):  # its step is always alone
             rows = [sequence.append(ids, logits)]
         else:
             rows = sequence.engine.run(spans, logits, first.precise)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A prompt, and how it is to be answered."""
+"""A prompt as token ids, and how to answer it."""
 
 import sys
 from collections.abc import Sequence as Ids
@@ -25,10 +25,10 @@ class Task:
     """A prompt, as token ids, and how to answer it.
 
     Attributes:
-        decoder: of the answer.  thinking: how the model's thoughts are marked.
-        earlier: tokens that the conversation held in an earlier process, with which it ended there.
-        calls: of tools, that the answer may make.  seen: the images of the prompt's image tokens.
-        begun: what the prompt has of the answer already.
+        decoder: converts the answer's tokens to text.  thinking: the marks of reasoning.
+        earlier: length, in tokens, of the stored conversation that the prompt continues; 0 if it continues none.
+        calls: the grammar of tool calls, or None.  seen: the images of the prompt's image tokens.
+        begun: the part of the answer that the prompt already contains.
     """
 
     prompt: list[int]
@@ -50,9 +50,9 @@ class Task:
             raise ContextError(message, length - context + 1)
 
     def resolve_keep(self, context: int) -> int | None:
-        """Return how many first tokens stay when the context is full; None without context shift.
+        """Return the number of first tokens to keep when the context is full; None without context shift.
 
-        Raises ContextError for a context that is too small for it, and as `require_room`.
+        Raises ContextError for a context that is too small to shift, and errors as `require_room`.
         """
         if self.options.on_overflow != "shift":
             self.require_room(context)
@@ -63,24 +63,24 @@ class Task:
         return kept
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
-        """Make the state of an answer before its first token; vocab: its size. Raises UsageError."""
+        """Make the state of an answer before its first token; vocab: vocabulary size. Raises UsageError."""
         matcher, calls = None, self.calls
         if self.options.constraint:
-            from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed
+            from localllm.generation.constraints.constraint import matcher_of  # imports llguidance if it is needed
 
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
         form = self.options.constraint
         transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
-        if self.begun and matcher and (behind := matcher.copy()).accept_text(self.begun):
-            matcher = behind  # else what was said before is none of its form
+        if self.begun and matcher and (advanced := matcher.copy()).accept_text(self.begun):
+            matcher = advanced  # otherwise the beginning does not match, and the constraint starts after it
             transcript.go_on_from(self.begun)
         if calls is None:
-            if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
+            if matcher and matcher.names_any(self.thinking.shown):  # a grammar that covers the reasoning, too
                 return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
             return AnswerState(transcript, self.thinking, matcher)
         if calls.must:
             return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
-        if matcher is None or calls.wraps_whole_message:  # whose heads say what a message is
+        if matcher is None or calls.wraps_whole_message:  # the grammar of calls covers whole messages
             return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
         from localllm.generation.constraints.union_matcher import UnionMatcher
 

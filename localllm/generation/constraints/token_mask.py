@@ -16,10 +16,8 @@ from localllm.generation.tools.tool_call_parser import CALL
 from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
-    from localllm.generation.banned import BannedStrings
     from localllm.generation.constraints.constraint import Matcher
     from localllm.generation.constraints.union_matcher import TokenMatcher
-    from localllm.generation.sampling.sampler import Sampler
 
 
 class AnswerState:
@@ -83,13 +81,6 @@ class AnswerState:
     def is_needed(self) -> bool:
         """Return whether the mask has any effect."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
-
-    def choose(self, sampler: "Sampler", logits: np.ndarray, banned: "BannedStrings | None" = None) -> int:
-        """Choose the next token from logits float32 [vocab] or longer. Raises as Sampler.sample."""
-        allowed = self.allowed_mask(sampler.vocab)
-        if banned and banned.barred:
-            allowed = banned.require_choice(sampler.vocab, allowed)
-        return sampler.sample(logits, allowed)
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:
         """Compute the mask of the next tokens, bool [vocab]; None: all. Raises ConstraintError."""

@@ -107,7 +107,9 @@ def format_fields(form: Form, dialect: Dialect) -> dict[str, object]:
     """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
-        schema = form.schema if is_own or form.additional_properties else close_objects(form.schema)
+        schema = form.schema
+        if isinstance(schema, Mapping) and not is_own and not form.additional_properties:
+            schema = close_objects(schema)
         inner = {"name": "answer", "schema": schema, "strict": True}
         more = {"additional_properties": True} if is_own and form.additional_properties else {}
         return {"response_format": {"type": "json_schema", "json_schema": inner}, **more}

@@ -531,7 +531,7 @@ def test_an_answer_in_the_making():
     row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
     sampler.accept = drawn.append  # type: ignore[method-assign]
     for number in (1, 2, 3):
-        assert one.accept_logits(row)[1:3] == (2, [("answer", "a")])
+        assert one.accept_logits(row)[0][1:3] == (2, [("answer", "a")])
         assert (one.tokens, one.remaining_tokens, one.has_begun, one.is_complete) == (
             [2] * number,
             3 - number,
@@ -544,7 +544,7 @@ def test_an_answer_in_the_making():
     other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     other.end_ids = frozenset([0])
     assert (other.remaining_tokens, other.number, other.finish_reason) == (2, 0, "")
-    assert other.accept_logits(np.roll(row, -2))[1:3] == (None, []) and other.is_complete
+    assert other.accept_logits(np.roll(row, -2))[0][1:3] == (None, []) and other.is_complete
     assert (other.tokens, other.finish(), other.finish_reason) == ([], [], "stop")
     only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
     only.accept_logits(row)
