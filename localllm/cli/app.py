@@ -1,4 +1,4 @@
-"""All commands in one. Importing this must stay cheap: `localllm --help` does."""
+"""The program with all its commands. Importing it must be fast: `localllm --help` does."""
 
 import os
 from collections.abc import Iterator, MutableMapping
@@ -15,7 +15,7 @@ from localllm.errors import UsageError
 
 
 class LazyCommands(MutableMapping[str, Any]):
-    """Commands by name, each made when it is asked for: to import and make all takes 150 ms."""
+    """The commands by name, imported when they are used: importing all takes 150 ms."""
 
     def __init__(self) -> None:
         self.made: dict[str, TyperCommand] = {}
@@ -41,7 +41,7 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
-    """The program: its options, and its commands."""
+    """The program, with its options and commands."""
 
     def __init__(self, **made: Any):
         super().__init__(**made)
@@ -51,7 +51,7 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
-        """Return the list of commands, in lines of this width."""
+        """Return the program's help without colours, wrapped to a width in columns."""
         params: list[Any] = self.get_params(ctx)
         rows = [(name, summary(name)) for name in COMMANDS]
         usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
@@ -112,7 +112,7 @@ program: Any = typer.main.get_command(app)  # of the class Commands
 
 
 def context_of(name: str | None = None) -> typer.Context:
-    """Return the context that a command would have, or the program's. Raises UsageError for an unknown command."""
+    """Return the Typer context of a command, or of the program. Raises UsageError for an unknown command."""
     whole = typer.Context(program, info_name="localllm", **SETTINGS)
     if name is None:
         return whole
@@ -121,7 +121,7 @@ def context_of(name: str | None = None) -> typer.Context:
 
 
 def execute(arguments: list[str]) -> int:
-    """Run the command line; its exit code. Errors come out as they are: Typer's own handling would hide Ctrl-C."""
+    """Run the command line and return the exit code. Errors are raised: Typer's own handling would hide Ctrl-C."""
     if os.environ.get(COMPLETE):
         from localllm.cli.commands.completion import answer
 

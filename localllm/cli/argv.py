@@ -1,6 +1,6 @@
-"""Translate what the user typed into what Typer parses.
+"""Rewrites the command line for Typer.
 
-Replaces llama.cpp's spellings, leaves out options that have no effect here, separates short options after one dash,
+Replaces llama.cpp's spellings, removes options that have no effect here, separates short options after one dash,
 and explains unknown options.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.cli.compat import SAME, IgnoredOption, find_ignored, is_foreign, is_switch, refusal, value_here
-from localllm.cli.parameters import Argument, Parameter, own_name
+from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
 from localllm.errors import UsageError
 
 TOO_MANY = {
@@ -18,28 +18,29 @@ TOO_MANY = {
     "the name of a folder stands for its files, with the fields {file} and {text}",
     "chat": "quote a text of several words",
 }
-COMPLAINTS = " should be ", " cannot be combined ", " is not available "  # that are made of options only
+COMPLAINTS = " should be ", " cannot be combined ", " is not available "  # after the name of an option
 
 
 @dataclass
 class ParsedArgs:
-    """The words after a command.
+    """The words after a command, parsed.
 
-    texts: values by the parameter's name: a text, a list of them if the parameter takes several, True of a switch.
-    names: as what options were typed, by the parameter's name.  left_out: other programs' options that have no effect
-    here, with the reason.  words: what Typer is given: options by our names, then arguments.
+    Attributes:
+        texts: values by the parameter's name: a text, a list of texts if it takes several, True for a switch.
+        names: the options as typed, by the parameter's name.  ignored: other programs' options that have no effect
+            here, with the reason.  words: for Typer: options by localllm's names, then arguments.
     """
 
     texts: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
+    ignored: list[tuple[str, str]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
 
     def is_set(self, name: str) -> bool:
         return name in self.texts
 
-    def take(self, param: Parameter, value: Any) -> None:
-        """Note a value; the last one counts, or all if the parameter takes several."""
+    def take(self, param: Parameter, value: object) -> None:
+        """Set a parameter's value, or append it if the parameter takes several."""
         if param.many:
             self.texts.setdefault(own_name(param), []).append(value)
         else:
@@ -73,7 +74,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
         elif (same := SAME.get(name)) and same[0] in known:
             rest[:0] = [part.format(value or next_value(name, rest)) if "{}" in part else part for part in same]
         elif foreign := find_ignored(name, command):
-            parsed.left_out.append((name, foreign.reason))
+            parsed.ignored.append((name, foreign.reason))
             if not equals and takes_word(foreign, rest):
                 skip_value(name, rest)
         elif is_foreign(name) or (letters := split_short_options(word, known)) is None:
@@ -91,11 +92,11 @@ def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
 
 
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
-    """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many.
+    """Assign the words that are not options to arguments. Raises UsageError if there are too many.
 
-    One that an option has given is not waited for; if it takes several, those after are given by that option, too.
+    An argument that was set by its option gets none, but if it takes several values, they are added to the option's.
     """
-    behind: list[str] = []
+    assigned: list[str] = []
     for param in params:
         if not isinstance(param, Argument) or not values:
             continue
@@ -105,14 +106,14 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
             values = []
         elif param.many or not parsed.is_set(param.name):
             taken, values = (values, []) if param.many else (values[:1], values[1:])
-            behind += taken
+            assigned += taken
             for value in taken:
                 parsed.take(param, value)
     if values:
         hint = f": {hint}" if (hint := TOO_MANY.get(command, "")) else ""
         raise UsageError(f"{values[0]!r} is one argument too many{hint}")
-    if behind:
-        parsed.words += ["--", *behind]
+    if assigned:
+        parsed.words += ["--", *assigned]
 
 
 def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
@@ -124,7 +125,7 @@ def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
 
 
 def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
-    """Return whether the next word is the value of an option that is left out."""
+    """Return whether the next word is the value of an ignored option."""
     return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
 
 
@@ -136,7 +137,7 @@ def next_value(name: str, rest: list[str]) -> str:
 
 
 def skip_value(name: str, rest: list[str]) -> None:
-    """Leave out the value of an option that is left out. Raises UsageError if an option follows instead."""
+    """Remove the value of an ignored option. Raises UsageError if an option follows instead."""
     if not rest or (rest[0].startswith("-") and not is_number(rest[0])):
         hint = "; to follow up on the last answer, use --continue" if name == "-C" else ""
         raise UsageError(f"{name} needs a value{hint}")
@@ -144,9 +145,9 @@ def skip_value(name: str, rest: list[str]) -> None:
 
 
 def split_short_options(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
-    """Separate options of one letter after one dash (-n5, say); None if the word is no such group.
+    """Separate options of one letter after one dash, as in -n5; return None for other words.
 
-    A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
+    The value of a numeric option must be a number, so that -temp is not -t with the value emp.
     """
     if word.startswith("--") or f"-{word}" in known:
         return None
@@ -173,7 +174,7 @@ def is_number(text: str) -> bool:
 
 
 def no_such_option(name: str, known: Sequence[str], command: str) -> str:
-    """Why not, or what may have been meant."""
+    """Return the error about an unknown option: why there is none, or a similar one."""
     if reason := refusal(name, command):
         return f"{name}: {reason}"
     if (double := f"-{name}") in known:
@@ -182,21 +183,20 @@ def no_such_option(name: str, known: Sequence[str], command: str) -> str:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Ask with the name that is most like it; "" if none is."""
+    """Return "did you mean ...?" with the most similar name, "" if none is similar."""
     from difflib import get_close_matches  # seldom needed
 
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Any]) -> str:
-    """Return a message with Python names of options replaced by the options as the user typed them.
+def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Chosen]) -> str:
+    """Replace Python names of options in a message by the options as the user typed them.
 
-    Replaced are the first word of the message and other words with a "_" that stand alone. An option that was not typed
-    gets its longest name and the source of its value. A name that is part of a value, such as a file called "keys",
-    stays.
+    Replaced are the first word of the message, and other whole words with a "_". An option that was not typed gets its
+    longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
 
-    elsewhere: as Chosen, the values that were not typed.
+    elsewhere: the values that were not typed, by name.
     """
     names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
     values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])
@@ -214,7 +214,7 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
     return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", typed, message)
 
 
-def places_of(message: str, values: Iterable[Any]) -> list[tuple[int, int]]:
+def places_of(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
     """Return the spans of a message that repeat values, texts or lists of them."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
     return [found.span() for text in texts if text for found in re.finditer(re.escape(text), message)]

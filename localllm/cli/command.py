@@ -1,25 +1,37 @@
-"""A command: Typer parses, converts and documents it; what llama.cpp spells otherwise is replaced before."""
+"""A command, parsed and documented by Typer after llama.cpp's spellings were replaced."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
 from localllm.cli.argv import ParsedArgs, as_typed, read_words
 from localllm.cli.compat import ignored_option_warning
-from localllm.cli.defaults import Chosen, conflicting_options, read_config_defaults, unknown_settings
+from localllm.cli.defaults import conflicting_options, read_config_defaults, unknown_settings
 from localllm.cli.help_text import colour_help, columns, command_help
-from localllm.cli.parameters import NAMED, SILENT, TYPED, Argument, Option, Parameter, converting, own_name
+from localllm.cli.parameters import (
+    NAMED,
+    SILENT,
+    TYPED,
+    Argument,
+    Chosen,
+    Option,
+    Parameter,
+    convert_parameters,
+    own_name,
+)
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
-CONFIGURED = "localllm.configured"  # under this name a context has what config.toml says, as Chosen
-ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # in which -e reads escapes
+CONFIGURED = "localllm.configured"  # key of Context.meta: the values of config.toml, as Chosen
+ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # parameters to which -e applies
 
 
 def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
-    """Return a prompt typed in place of the model, which then has to come from config.toml."""
+    """Return a prompt that was typed in place of the model, None if there is none; config.toml must name the model."""
     text = typed.texts.get("model")
     if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
         return None
@@ -28,14 +40,14 @@ def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
 
 
 class OwnParameters:
-    """Common base of the program and its commands: parameters of our classes, --help among them."""
+    """Base of the program and its commands: their parameters are Options and Arguments of parameters.py."""
 
     def __init__(self, **made: Any):
         super().__init__(**made)
-        self.params: list[Parameter] = converting(self.params)
+        self.params: list[Parameter] = convert_parameters(self.params)
         self.help_option: Option | None = None
 
-    def get_help_option(self, ctx: Any) -> Any:
+    def get_help_option(self, ctx: Any) -> Option | None:
         made = super().get_help_option(ctx)  # type: ignore[misc]
         if self.help_option is None and made is not None:
             self.help_option = Option(made)
@@ -43,18 +55,18 @@ class OwnParameters:
 
 
 class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
-    """A command."""
+    """A command of the program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters; of an argument and its option, while a line is parsed, the one that was typed."""
-        params = super().get_params(ctx)
+        """Return all parameters; while a line is parsed, of an argument and its option only the one that was typed."""
+        params: list[Any] = super().get_params(ctx)
         return params if TYPED not in ctx.meta else [each for each in params if is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
         return colour_help(self.plain_help(ctx, columns()))
 
-    def plain_help(self, ctx: Any, width: int) -> str:
-        """Return all about it, in lines of this width."""
+    def plain_help(self, ctx: typer.Context, width: int) -> str:
+        """Return the command's help without colours, wrapped to a width in columns."""
         params = [*self.params, *filter(None, [self.get_help_option(ctx)])]
         metavars = [each.metavar or "" for each in params if isinstance(each, Argument)]
         return command_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
@@ -70,8 +82,8 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             if prompt := prompt_as_model(typed, params):
                 typed = read_words([self.configured_model(params, prompt), *args], params, self.name or "")
             self.set_defaults(ctx, params, typed.texts)
-            if typed.left_out:
-                say(f"localllm: {ignored_option_warning(typed.left_out)}")
+            if typed.ignored:
+                say(f"localllm: {ignored_option_warning(typed.ignored)}")
         ctx.meta[TYPED] = typed
         rest = super().parse_args(ctx, typed.words)
         for name in [each for each in ctx.params if each.endswith(NAMED)]:
@@ -81,13 +93,13 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return rest
 
     def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
-        """Put the options of a template before the typed ones, which win. Raises UsageError."""
+        """Put the options of a template before the typed ones, which override them. Raises UsageError."""
         from localllm.services.prompt_templates import load
 
         has_model = typed.is_set("model") and not prompt_as_model(typed, params)
-        left_out = {"model"} if has_model else set[str]()
-        left_out |= {other for each in typed.texts for other in conflicting_options(each)}
-        return [*load(name).words({each.replace("_", "-") for each in left_out}), *args]
+        overridden = {"model"} if has_model else set[str]()
+        overridden |= {other for each in typed.texts for other in conflicting_options(each)}
+        return [*load(name).words({each.replace("_", "-") for each in overridden}), *args]
 
     def configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if there is none."""
@@ -98,11 +110,8 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             )
         return str(chosen.value)
 
-    def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
-        """Give Typer the defaults of config.toml, without those that conflict with the command line.
-
-        Raises UsageError.
-        """
+    def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, Any]) -> None:
+        """Set the defaults of config.toml, except those that conflict with the command line. Raises UsageError."""
         ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
         chosen = read_config_defaults(self.name or "", params, typed.get("model"))
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
@@ -111,15 +120,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             for line in unknown_settings(self.name or "", params, typed.get("model")):
                 say(f"localllm: warning: {line}")
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run it; errors name options as they were typed."""
+    def invoke(self, ctx: Any) -> object:
+        """Run the command; errors name options as they were typed."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
             raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))) from error
 
-    def elsewhere(self, ctx: Any) -> dict[str, Chosen]:
-        """Return the values that were not typed, with what has set them."""
+    def elsewhere(self, ctx: typer.Context) -> dict[str, Chosen]:
+        """Return the values from config.toml and the environment, with their source."""
         sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
         variables = {each.name: each.variable() for each in self.params}
         result: dict[str, Chosen] = ctx.meta[CONFIGURED] | {
@@ -130,18 +139,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return result
 
 
-def is_expected(param: Any, ctx: Any) -> bool:
-    """Return whether a parameter is parsed.
-
-    An argument is not if its option was typed, nor is such an option if it was not typed.
-    """
+def is_expected(param: Parameter, ctx: typer.Context) -> bool:
+    """Return whether to parse a parameter: an argument unless its option was typed, its option only if it was."""
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
     return not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
 
 
 def unescape(values: dict[str, Any]) -> None:
-    """Read the escape sequences of texts."""
+    """Replace the escape sequences in texts."""
     from localllm.cli.terminal.escapes import unescape_text
 
     for name in ESCAPED & values.keys():

@@ -1,28 +1,21 @@
-"""Defaults of options that were not typed: from the environment, config.toml, or the program.
+"""Defaults of options from the environment and config.toml.
 
-LOCALLLM_ and an option's long name in capitals is the variable: LOCALLLM_THREADS=4, LOCALLLM_MODEL for MODEL.
+The variable of an option is LOCALLLM_ and its long name in capitals: LOCALLLM_THREADS=4; LOCALLLM_MODEL is for MODEL.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.parameters import PREFIX, Parameter
+from localllm.cli.parameters import PREFIX, Chosen, Parameter
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, load_settings
 
-# Variables that are none of an option's.
+# Variables that set no option.
 OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PLAIN_START", "PREFIX_GB")}
-
-
-class Chosen(NamedTuple):
-    """A value, of the option's type, and where it is from."""
-
-    value: Any
-    source: str
 
 
 def read_config_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
@@ -51,11 +44,15 @@ def load_defaults(command: str, params: Sequence[Parameter], model: str | None) 
 
 
 class Entry(NamedTuple):
-    """A line of the file: the table, its name in [command.NAME] and [model.NAME], and the key as it is written."""
+    """A line of config.toml.
+
+    Attributes:
+        tables: the table, and its name in [command.NAME] and [model.NAME].  written: the key as in the file.
+    """
 
     tables: tuple[str, ...]
     written: str
-    value: Any
+    value: object
 
     @property
     def key(self) -> str:
@@ -67,7 +64,7 @@ class Entry(NamedTuple):
     def source(self, held: Settings) -> str:
         return f"{held.path.name}, line {held.line(*self.tables, self.written)}"
 
-    def convert(self, param: Parameter, held: Settings) -> Any:
+    def convert(self, param: Parameter, held: Settings) -> object:
         """Convert the entry's value. Raises UsageError."""
         try:
             return param.convert(texts_of(self.value, param))
@@ -84,22 +81,22 @@ def entries(held: Settings, command: str, model: str | None) -> Iterator[Entry]:
 
 
 def tables_of(held: Settings, model: str) -> list[str]:
-    """List the names of a model in the file: its aliases, the file they resolve to, the typed name last."""
+    """List the [model.NAME] tables of a model: those of its aliases and its path, that of the typed name last."""
     same = {model, held.aliases.get(model, model)}
     found = [name for name in held.model if os.path.expanduser(held.aliases.get(name, name)) in same or name == model]
     return sorted(found, key=lambda name: name == model)
 
 
 def model_by_default(known: Mapping[str, Parameter], held: Settings, command: str) -> str | None:
-    """MODEL when none was typed, if something says it."""
+    """Return the default MODEL from the environment or config.toml, None if there is none."""
     if "model" not in known:
         return None
-    told = held.command.get(command, {}).get("model", held.defaults.get("model"))
-    return os.environ.get(f"{PREFIX}MODEL") or (told if isinstance(told, str) else None)
+    configured = held.command.get(command, {}).get("model", held.defaults.get("model"))
+    return os.environ.get(f"{PREFIX}MODEL") or (configured if isinstance(configured, str) else None)
 
 
 def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bool:
-    """Return whether it is about this command. Raises UsageError if it is about none."""
+    """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
     if entry.key in known:
         return True
     if entry.tables[0] == "command":
@@ -109,8 +106,8 @@ def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bo
     return False
 
 
-def texts_of(value: Any, param: Parameter) -> Any:
-    """Convert a TOML value to the text or texts that would have been typed; a switch's is a bool. Raises ValueError."""
+def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
+    """Convert a TOML value to the text or texts to type for it; a switch's stays a bool. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
@@ -120,13 +117,14 @@ def texts_of(value: Any, param: Parameter) -> Any:
     return as_text(value)
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
+    """Convert a TOML text or number to text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("should be a text or a number")
     return str(value)
 
 
-def from_environment(variable: str, param: Parameter) -> Any:
+def from_environment(variable: str, param: Parameter) -> object:
     """Convert an environment variable's value. Raises UsageError."""
     text = os.environ[variable]
     try:
@@ -138,8 +136,7 @@ def from_environment(variable: str, param: Parameter) -> Any:
 def unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
     """Yield a warning for each unknown config key or LOCALLLM_ variable.
 
-    Settings that this command knows are not checked, since they were converted already. Asking all commands takes 30
-    ms.
+    Settings of this command are not checked, since they were converted already. Importing all commands takes 30 ms.
     """
     known = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
     for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
@@ -165,7 +162,7 @@ def all_entries(held: Settings) -> Iterator[Entry]:
 
 
 def check(entry: Entry, held: Settings, command: str) -> None:
-    """Raise UsageError for an entry that `command` (every command if that is "") does not know or cannot convert."""
+    """Raise UsageError for an entry that is unknown or invalid for `command`, or if that is "" for all commands."""
     if command and command not in COMMANDS:
         raise held.error(f"there is no command {command}", "command", command)
     given = params_of(command) if command else all_params()
@@ -182,7 +179,7 @@ def all_params() -> "Iterator[Parameter]":
 
 
 def conflicting_options(name: str) -> tuple[str, ...]:
-    """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
+    """Return the parameters that conflict with a typed one, so that their defaults are ignored."""
     if name == "beams":
         from localllm.cli.options.sampling import ExactSampling, Sampling
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.cli.open_model import warn
 from localllm.cli.terminal.output import say
@@ -57,7 +57,7 @@ class Thread:
             del before[0]
         return [asked[0], *before, *asked[1:]] if is_newer else [*before, *asked]
 
-    def save(self, model: "Model", messages: "Sequence[dict[str, Any]]") -> None:
+    def save(self, model: "Model", messages: "Sequence[dict[str, object]]") -> None:
         """Write the conversation into the session, if it is one. Raises LocalllmError."""
         if self._file is None:
             return

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from time import sleep
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from localllm.cli.startup import end_process, prepare_interpreter
 from localllm.system.files import allow_long_paths
@@ -48,17 +48,17 @@ def main() -> NoReturn:
         ignore_ctrl_c()
         code = report(error)
         if is_interruption(error):
-            os._exit(code)  # a Python that was interrupted while it imported NumPy may crash when it tidies up
+            os._exit(code)  # Python may crash in its shutdown if an import of NumPy was interrupted
     ignore_ctrl_c()
     sys.exit(code)
 
 
 def check_environment() -> None:
-    """Make sure that the standard streams are open and that there is memory for more than imports.
+    """Open closed standard streams, and check that there is enough memory to import NumPy. Raises LocalllmError.
 
-    Raises LocalllmError. An opened file gets the lowest free descriptor: it must not become the stdout or stderr of
-    some library. And OpenBLAS, which NumPy loads, ends the process where it gets no memory; a run of the smallest model
-    takes more than LEAST_MEMORY.
+    An opened file gets the lowest free descriptor, and libraries would write to it if that were stdout's or stderr's.
+    OpenBLAS, which NumPy loads, ends the process if it gets no memory; a run of the smallest model takes more than
+    LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
     from localllm.system.memory import address_limit
@@ -75,13 +75,13 @@ def check_environment() -> None:
 
 
 def raise_ctrl_c_again() -> None:
-    """Raise Ctrl-C again where Python cannot raise it, as in a callback of an import, which would only print it."""
+    """Raise KeyboardInterrupt again after a callback, such as of an import, in which Python would only print it."""
 
     def later() -> None:
         sleep(0.01)  # until the callback has ended
         interrupt_main()
 
-    def hook(unraisable: Any) -> None:
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             _thread.start_new_thread(later, ())
         else:
@@ -101,7 +101,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def report(error: BaseException) -> int:
-    """Tell what went wrong, if it is worth telling; the exit code."""
+    """Print an error, unless it is no failure; return the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if is_interruption(error):
@@ -129,7 +129,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, LocalllmError):
         return str(error), error.exit_code
-    if hasattr(error, "format_message"):  # Typer's complaints about arguments
+    if hasattr(error, "format_message"):  # Typer's errors about arguments
         return error.format_message(), 2
     if isinstance(error, MemoryError) or is_out_of_memory(error):
         is_thread = "new thread" in str(error)
@@ -141,6 +141,6 @@ def explain_error(error: BaseException) -> tuple[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Threads that cannot start, and libraries that cannot be loaded where they are: other names for it."""
+    """Return whether an error means a lack of memory: threads that cannot start, libraries that cannot be mapped."""
     signs = "can't start new thread", "failed to map segment", "Cannot allocate memory", "Could not find/load shared"
     return isinstance(error, OSError | ImportError | RuntimeError) and any(sign in str(error) for sign in signs)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
 from localllm.cli.map_run import answer, of_input, open_mapping
@@ -150,7 +150,7 @@ class MapCommand:
 
         records = self.given.records
         others = result_filter(None if isinstance(records, RecordStream) else records, self.output.output or "")
-        keep: Any = bool if self.output.redo else others
+        keep: Callable[[dict[str, object]], bool] = bool if self.output.redo else others
         return JsonlFile(target, self.inputs, keep=keep) if target else nullcontext()
 
     def select_records(self, prompts: "Prompts", out: JsonlFile | None) -> "Left":

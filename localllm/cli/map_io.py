@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from localllm.cli.prompt_input import text_of
 from localllm.cli.terminal.eta import duration
@@ -93,8 +93,8 @@ def folder_records(folder: str, output: str | None) -> Given:
     return Given(records, None, json.dumps(texts).encode(), folder)
 
 
-def own_stdin() -> Any:
-    """Return stdin for a thread that may still read when the program ends, which Python's own object does not allow."""
+def own_stdin() -> IO[bytes]:
+    """Return a duplicate of stdin: a thread may still read from it when the program ends, unlike from sys.stdin."""
     source = stdin()
     try:
         return os.fdopen(os.dup(source.fileno()), "rb")

@@ -1,16 +1,15 @@
-"""Options and arguments as Typer makes them, extended by conversion, defaults from elsewhere and error names.
+"""Typer's options and arguments with conversion of values, defaults from other sources, and names for errors.
 
-Groups of options are dataclasses whose fields are options of a command. Typer reads a function's signature. `flatten`
-gives it one in which each field of a group is a parameter of its own, and makes the groups before the function is
-called.
+Groups of options are dataclasses whose fields are options of a command. Typer reads a function's signature: `flatten`
+returns a function in whose signature each field of a group is a parameter, and which calls the original with groups.
 """
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
 
 import typer
 from typer.core import TyperArgument, TyperOption
@@ -19,15 +18,22 @@ from typer.models import ArgumentInfo
 from localllm.errors import UsageError
 
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-TYPED = "localllm.typed"  # under this name a context has the words that were typed, as ParsedArgs
-SILENT = "localllm.silent"  # and the names of parameters whose defaults from elsewhere do not hold
+TYPED = "localllm.typed"  # key of Context.meta: the words that were typed, as ParsedArgs
+SILENT = "localllm.silent"  # key of Context.meta: the parameters that config.toml and the environment do not set
+
+
+class Chosen(NamedTuple):
+    """A value, converted to the option's type, and its source."""
+
+    value: object
+    source: str
 
 
 class Converting:
-    """Common base of options and arguments.
+    """Base of options and arguments, which converts their values.
 
-    Typer would ask Pydantic for every value: its import takes 65 ms and an adapter for each option of `run` 15 ms, half
-    as long as all else before a model is opened. The annotations are few and plain, so they are converted here.
+    Typer would use Pydantic: its import takes 65 ms and adapters for the options of `run` 15 ms, half as long as
+    everything else before a model is opened. The annotations are few and simple, so they are converted here.
     """
 
     name: str
@@ -54,7 +60,7 @@ class Converting:
 
     @property
     def kind(self) -> Any:
-        """The type of its values: int for int | None and for list[int]."""
+        """Return the type of a value: int for int | None and for list[int]."""
         annotation = self.type_descriptor.annotation
         return get_args(annotation)[0] if get_origin(annotation) is list else annotation
 
@@ -64,29 +70,29 @@ class Converting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return all values that it can have, if they are few."""
+        """Return the values of a Literal, () for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def names(self) -> list[str]:
-        """Return all options by which it is given."""
+        """Return all option names, [] for an argument."""
         return [] if self.is_argument else [*self.opts, *self.secondary_opts]
 
     @property
     def variables(self) -> list[str]:
-        """Return its names in the environment."""
+        """Return the environment variables that set it."""
         return [*(self.envvar or ())]
 
     @property
     def keys(self) -> list[str]:
-        """Return its names in config.toml: the long ones; MODEL is the only argument that has one."""
+        """Return its keys in config.toml: long option names, and "model" for MODEL."""
         return [each.removeprefix(PREFIX).lower().replace("_", "-") for each in self.variables]
 
     def convert(self, given: Any) -> Any:
-        """Convert a text, a list of texts, or a switch's truth. Raises ValueError."""
+        """Convert a text, a list of texts, or a switch's bool, to the type of its annotation. Raises ValueError."""
         return [*map(self._value, given)] if self.many else self._value(given)
 
-    def _value(self, given: Any) -> Any:
+    def _value(self, given: object) -> object:
         if not isinstance(given, str):
             return given
         if parser := self.type_descriptor.parameter_info.parser:
@@ -100,12 +106,15 @@ class Converting:
         return {int: whole_number, float: number}.get(self.kind, str)(given)
 
     def process_value(self, ctx: Any, value: Any) -> Any:
-        """Convert what was typed, or what the environment says, and hand it to the callback. Raises UsageError."""
+        """Convert a value from the command line or the environment, and call the callback. Raises UsageError."""
         if value is None and self.required and not ctx.resilient_parsing:
             name = self.metavar if self.is_argument else f"{self.opts[0]} {self.metavar}"
             raise UsageError(f"{name} is missing: {self.help}")
-        source = ctx.get_parameter_source(self.name).name
-        if value is not None and source in ("COMMANDLINE", "ENVIRONMENT"):  # config.toml was converted as it was read
+        source = getattr(ctx.get_parameter_source(self.name), "name", "")
+        if value is not None and source in (
+            "COMMANDLINE",
+            "ENVIRONMENT",
+        ):  # config.toml is converted already
             try:
                 value = self.convert(value)
             except ValueError as error:
@@ -118,49 +127,49 @@ class Converting:
         return self.callback(ctx, self, value) if self.callback else value
 
     def variable(self) -> str | None:
-        """Return the variable that sets it, None if none does."""
+        """Return the environment variable that is set, None if none is."""
         return next((each for each in self.variables if os.environ.get(each)), None)
 
-    def value_from_envvar(self, ctx: Any) -> Any:
+    def value_from_envvar(self, ctx: Any) -> str | list[str] | None:
         """Return the environment's value, in a list for a repeatable option."""
         name = None if self.name in ctx.meta.get(SILENT, ()) else self.variable()
         return name and ([os.environ[name]] if self.many else os.environ[name])
 
 
 class Option(Converting, TyperOption):
-    """An option, from the one that Typer has made: Typer has no place where its class could be named."""
+    """An option, copied from Typer's, since Typer cannot be told to use another class."""
 
-    def __init__(self, made: TyperOption):
-        vars(self).update(vars(made))
+    def __init__(self, option: TyperOption):
+        vars(self).update(vars(option))
         if self.name == "help":
-            self.opts = sorted(self.opts, key=len)  # Typer's come out of a set
+            self.opts = sorted(self.opts, key=len)  # Typer takes them from a set
 
 
 class Argument(Converting, TyperArgument):
-    """An argument, from the one that Typer has made. also: the option by which it can be given, too."""
+    """An argument, copied from Typer's; also: the option by which it can be given, too."""
 
     also: Option | None = None
 
-    def __init__(self, made: TyperArgument):
-        vars(self).update(vars(made))
+    def __init__(self, argument: TyperArgument):
+        vars(self).update(vars(argument))
 
 
 Parameter = Option | Argument
 
 
-def converting(made: Iterable[Any]) -> list[Parameter]:
-    """Return Typer's parameters as ours, each argument with the option by which it can be given."""
-    params = [Argument(each) if isinstance(each, TyperArgument) else Option(each) for each in made]
-    by_name = {each.name: each for each in params}
-    for each in params:
+def convert_parameters(params: Iterable[Any]) -> list[Parameter]:
+    """Convert Typer's parameters to Options and Arguments, each argument with its option."""
+    made = [Argument(each) if isinstance(each, TyperArgument) else Option(each) for each in params]
+    by_name = {each.name: each for each in made}
+    for each in made:
         if isinstance(each, Argument):
             also = by_name.get(f"{each.name}{NAMED}")
             each.also = also if isinstance(also, Option) else None
-    return params
+    return made
 
 
 def own_name(param: Converting) -> str:
-    """Return the name of the parameter that it sets: the argument's, for an option in its place."""
+    """Return the name of the function's parameter: for the option of an argument, the argument's."""
     return param.name.removesuffix(NAMED)
 
 
@@ -181,18 +190,18 @@ def number(text: str) -> float:
 
 
 def number_or_default(default: str) -> Callable[[str], int | None]:
-    """Return a parser of whole numbers, which turns the one that means the default into None."""
+    """Return a parser of whole numbers that returns None for the text `default`."""
     return lambda text: None if text == default else whole_number(text)
 
 
 PREFIX = "LOCALLLM_"
-NAMED = "_named"  # behind an argument's name: the option by which it can be given, too
-TYPED_ONLY = object()  # in Annotated: neither config.toml nor the environment sets it
+NAMED = "_named"  # suffix of the name of the option by which an argument can be given
+TYPED_ONLY = object()  # in Annotated: config.toml and the environment do not set it
 T = TypeVar("T")
 
 
 class Also(tuple[str, ...]):
-    """Options that set an argument, too; used in its Annotated."""
+    """Option names by which an argument can be given, too; in its Annotated."""
 
     def __new__(cls, *names: str) -> "Also":
         return super().__new__(cls, names)
@@ -200,16 +209,16 @@ class Also(tuple[str, ...]):
 
 @dataclass_transform(kw_only_default=True)
 def group(kind: type[T]) -> type[T]:
-    """Make a class a group: a dataclass without unused methods, each of which takes 0.1 ms to make."""
+    """Make a class an option group: a dataclass without __eq__ and __repr__, each of which takes 0.1 ms to generate."""
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
 def flatten(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function as Typer reads it: without groups, each option with its variable and its panel."""
+    """Return a function for Typer without groups, each option with its environment variable and help panel."""
     declared = inspect.signature(function).parameters.values()
 
-    def command(**values: Any) -> None:
-        function(**{each.name: collect(each.name, each.annotation, values) for each in declared})
+    def command(**values: object) -> None:
+        function(**{each.name: build_value(each.name, each.annotation, values) for each in declared})
 
     leaves = [leaf for each in declared for leaf in flat(each.name, each.annotation, each.default, None)]
     command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
@@ -218,8 +227,8 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def flat(name: str, kind: Any, default: Any, panel: str | None) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of an option group; the panel is the first sentence of their group's docstring."""
+def flat(name: str, kind: Any, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of an option group, whose help panel is the first sentence of the group's docstring."""
     if not is_dataclass(kind):
         yield from leaf(name, kind, default, panel)
         return
@@ -230,7 +239,7 @@ def flat(name: str, kind: Any, default: Any, panel: str | None) -> Iterator[insp
         )
 
 
-def leaf(name: str, kind: Any, default: Any, panel: str | None) -> Iterator[inspect.Parameter]:
+def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield an option, or an argument and the option by which it can be given, too."""
     hint, declared, *marks = get_args(kind)
     info, typed_only = copy(declared), TYPED_ONLY in marks
@@ -247,7 +256,8 @@ def leaf(name: str, kind: Any, default: Any, panel: str | None) -> Iterator[insp
     yield keyword(name, hint, info, default)
 
 
-def keyword(name: str, hint: Any, info: Any, default: Any) -> inspect.Parameter:
+def keyword(name: str, hint: object, info: object, default: object) -> inspect.Parameter:
+    """Make a keyword-only parameter of a signature."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, info])
 
@@ -257,8 +267,8 @@ def variable(name: str) -> str:
     return PREFIX + name.removeprefix("--").upper().replace("-", "_")
 
 
-def collect(name: str, kind: Any, values: dict[str, Any]) -> Any:
-    """Return an argument of the function: a value, or a group made of the values of its fields."""
+def build_value(name: str, kind: Any, values: Mapping[str, object]) -> object:
+    """Return an argument of the function: a value, or a group with the values of its fields."""
     if not is_dataclass(kind):
         return values[name]
-    return kind(**{each.name: collect(each.name, each.type, values) for each in fields(kind)})  # type: ignore[operator]
+    return kind(**{each.name: build_value(each.name, each.type, values) for each in fields(kind)})  # type: ignore[operator]

@@ -1,10 +1,10 @@
-"""Read the prompt from options, files and pipes, and start the answer."""
+"""Reads the prompt from options, files and pipes, and starts the answer."""
 
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
@@ -26,7 +26,7 @@ Encoding = Annotated[
     ),
 ]
 Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt.  [repeatable]")]
-ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
+ALWAYS = 1 << 20  # bytes of a prompt that are read without computing how many fit the context
 
 
 def read_prompt(
@@ -41,12 +41,12 @@ def read_prompt(
 ) -> "Given":
     """Join the files of -f, stdin and then the texts of -p with blank lines; "-" names stdin.
 
-    The question comes last: so a second one about the same text finds the text in the prefix cache.
+    The question comes last, so that a second one about the same text finds it in the prefix cache.
 
-    encoding: of the files and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
-    only called for more than ALWAYS. Raises UsageError, and ContextError as soon as more was read than could fit.
-    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
-    with_names: put its name before each of several files.
+    encoding: of the files and of stdin, see files.text_file.  most_bytes: returns how many bytes of UTF-8 can fit the
+    context; only called for prompts above ALWAYS.  exact: a file whose final line break is kept.  ways: how to give a
+    prompt, for an error.  with_names: put its name before each of several files. Raises UsageError, and ContextError
+    as soon as more was read than can fit.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
@@ -73,9 +73,10 @@ def read_prompt(
 
 
 def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the prompt's text, if there is one, and all files, those of folders too.
+    """Split arguments into the prompt's text, if there is one, and files; folders are replaced by their files.
 
-    files: of -f; arguments that exist are more of them, as a shell writes `-f *.txt`. Raises UsageError for two texts.
+    files: of -f. If there are any, arguments that exist are files, too: a shell expands `-f *.txt` like that. Raises
+    UsageError for two texts.
     """
     more = [each for each in arguments if files and os.path.exists(each)]
     texts = [each for each in arguments if each not in more]
@@ -100,7 +101,7 @@ class Given(NamedTuple):
     """A prompt.
 
     Attributes:
-        material: files and stdin.  question: what is asked about them.  prompt_first: whether the question comes first.
+        material: files and stdin.  question: the prompt about them.  prompt_first: whether the question comes first.
     """
 
     material: str
@@ -111,11 +112,6 @@ class Given(NamedTuple):
     def text(self) -> str:
         both = (self.question, self.material) if self.prompt_first else (self.material, self.question)
         return "\n\n".join(filter(None, both))
-
-
-def whole_prompt(*given: Any, **options: Any) -> str:
-    """Return the whole text of a prompt, see read_prompt."""
-    return read_prompt(*given, **options).text
 
 
 def with_name(text: str, name: str) -> str:
@@ -134,7 +130,7 @@ def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> b
 
 
 def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
-    """Read all of a source. Raises ContextError if it is more than could fit the context."""
+    """Read a source to its end. Raises ContextError if that is more than can fit the context."""
     data = source.read(ALWAYS)
     if len(data) < ALWAYS:
         return data
@@ -204,9 +200,9 @@ def warn_of_template(model: "Model") -> None:
 
 @contextmanager
 def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
-    """Add to an error about a prompt that is too long by how much it is, and what helps.
+    """Extend an error about a prompt that is too long by the excess, and by what the user can do.
 
-    can_shift: whether the command could drop tokens.  can_ask_parts: whether there is a question to ask of parts.
+    can_shift: whether the command supports context shift.  can_ask_parts: whether it supports chunks and relevant.
     """
     try:
         yield
@@ -218,7 +214,7 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
             ways.append(f"set -c {needed} or more (the model was trained for {model.trained_context})")
         cuts = [*(["relevant"] if can_ask_parts else ()), "head", "tail", "middle"]
         if can_shift:
-            with suppress(UsageError):  # a model whose tokens cannot be moved
+            with suppress(UsageError):  # the model does not support it
                 model.engine.require_shift()
                 cuts.append("shift")
         if can_ask_parts:
@@ -230,7 +226,7 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
 
 
 def begin(model: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions") -> "Generation":
-    """Start generating the answer to messages, or what continues a text or token ids."""
+    """Start the answer to messages, or the continuation of a text or of token ids."""
     if isinstance(asked, str) or isinstance(asked[0], int):
         return model.session.complete(asked, chosen)
     return model.session.chat(asked, chosen)

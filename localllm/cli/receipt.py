@@ -1,7 +1,7 @@
 """Receipts of `run`, which `replay` reads: what the options and the answer become there."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine
@@ -39,14 +39,14 @@ def keep(
     asked: "str | list[Message]",
     chosen: "GenerationOptions",
     choices: "Choices",
-    result: dict[str, Any],
+    result: dict[str, object],
 ) -> None:
     """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
     from localllm.services.remote import receipts as remote
 
     if model.file is None:
-        there: Any = model
+        there: object = model
         return receipts.write(path, remote.make(there, asked, chosen, choices["n"], result))
     terminal.end_output()  # hashing the model may take a while
     line = ProgressLine()

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
 from localllm.cli.compat_commands import no_command, suggest_command
-from localllm.cli.parameters import Parameter, converting, flatten
+from localllm.cli.parameters import Parameter, convert_parameters, flatten
 from localllm.errors import UsageError
 
 COMMANDS = (
@@ -45,7 +45,7 @@ def params_of(name: str) -> list[Parameter]:
     """Return a command's parameters. Raises UsageError if there is no such command."""
     require_command(name)
     made = build(function(name), TyperCommand)
-    return converting(made.get_params(typer.Context(made, **SETTINGS)))
+    return convert_parameters(made.get_params(typer.Context(made, **SETTINGS)))
 
 
 def require_command(name: str) -> None:

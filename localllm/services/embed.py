@@ -1,10 +1,10 @@
 """Embeds many texts, with a cache of vectors. Implements `localllm embed`."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from localllm.services.search.files import LARGEST, read_text
 from localllm.services.search.passages import Passage, cut_into_passages
 from localllm.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from localllm.generation.embedding.clip_embedder import PairEmbedder
-
 SAMPLE = 1 << 16  # bytes of a model file that are hashed
 KEY = 16  # bytes of a text's hash
 
@@ -41,14 +38,38 @@ class EmbedJob:
     has_images: bool = False
 
 
+class AnyEmbedder(Protocol):
+    """An Embedder, which gets no images, or a PairEmbedder."""
+
+    chunk: int
+    width: int
+    context: int
+    tokens: int
+    warnings: list[str]
+
+    def embed(
+        self,
+        texts: Iterable[str | ShownImage],
+        options: EmbedOptions | None = None,
+        progress: Callable[[int], object] | None = None,
+        /,
+    ) -> np.ndarray: ...
+
+    def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str, /) -> list[list[int]]: ...
+
+    def usual_role(self, role: str, /) -> str | None: ...
+
+    def close(self) -> None: ...
+
+
 @contextmanager
-def embedder(job: EmbedJob) -> "Iterator[Embedder | PairEmbedder]":
+def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
     """Open the model: an Embedder, or a PairEmbedder for a CLIP model.
 
     Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(job.path)
-    made: Embedder | PairEmbedder
+    made: AnyEmbedder
     if is_pair(file):
         from localllm.generation.embedding import clip_embedder  # seldom needed
 
@@ -58,7 +79,8 @@ def embedder(job: EmbedJob) -> "Iterator[Embedder | PairEmbedder]":
     elif job.has_images:
         raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
     else:
-        made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+        opened = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+        made = cast(AnyEmbedder, opened)  # there are no images, as checked above
     try:
         yield made
     finally:

@@ -6,7 +6,7 @@ Nothing is fetched: models.toml has the size and weights of models that can be p
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Required, TypedDict
+from typing import Required, TypedDict
 
 from localllm.arch import architecture
 from localllm.errors import LocalllmError
@@ -33,6 +33,17 @@ class FitRow(TypedDict, total=False):
     tokens_per_s: float | None
 
 
+class FitRanking(TypedDict):
+    """All models and how they fit, for JSON."""
+
+    order: str
+    context: int
+    kv_type: str
+    available_bytes: int
+    bandwidth_gbs: float
+    models: list[FitRow]
+
+
 CONTEXT = 4096  # tokens for which memory and speed are estimated, unless another number is asked for
 ORDERS: dict[str, Callable[[FitRow], float]] = {
     "size": lambda row: -row["parameters"],
@@ -47,7 +58,7 @@ def fit_all(
     context: int = CONTEXT,
     kv_type: str = "f16",
     on_read: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:
+) -> FitRanking:
     """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
 
     Files that cannot be read come last.
@@ -63,8 +74,10 @@ def fit_all(
     ]
     key = ORDERS[order]
     rows.sort(key=lambda row: ("problem" in row, not row.get("fits"), 0 if "problem" in row else key(row)))
-    facts = {"order": order, "context": context, "kv_type": kv_type, "available_bytes": available}
-    return facts | {"bandwidth_gbs": bandwidth / 1e9, "models": rows}
+    return {
+        "order": order, "context": context, "kv_type": kv_type, "available_bytes": available,
+        "bandwidth_gbs": bandwidth / 1e9, "models": rows,
+    }  # fmt: skip
 
 
 def names_here() -> Iterator[str]:

@@ -24,7 +24,7 @@ from localllm.cli import main
 from localllm.cli import registry as commands
 from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import rm
-from localllm.cli.prompt_input import whole_prompt
+from localllm.cli.prompt_input import read_prompt
 from localllm.cli.terminal import eta as remaining
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.render import size
@@ -375,13 +375,13 @@ def test_the_prompt_is_put_together(tmp_path: Path, monkeypatch, prompts, files:
     paths = [tmp_path / name for name in files]
     for path in paths:
         path.write_text("file\n")
-    assert whole_prompt(prompts, [*map(str, paths)], with_names=False) == whole
+    assert read_prompt(prompts, [*map(str, paths)], with_names=False).text == whole
 
 
 def test_without_a_prompt(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError):
-        whole_prompt([])
+        read_prompt([])
 
 
 @pytest.mark.parametrize("closed", [False, pytest.param(True, marks=posix)])

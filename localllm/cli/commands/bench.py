@@ -38,7 +38,7 @@ class Numbers:
         return numbers
 
 
-def numbers(*names: str, least: int = 0, help: str) -> Any:
+def numbers(*names: str, least: int = 0, help: str) -> object:
     """Declare an option with a list of numbers."""
     return typer.Option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
 

@@ -19,10 +19,10 @@ from localllm.cli.prompt_input import (
     Encoding,
     Prompt,
     begin,
+    read_prompt,
     request,
     require_decodable,
     warn_of_template,
-    whole_prompt,
 )
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.cli.terminal.render import file_stem, stream
@@ -103,7 +103,7 @@ def chat(
     path = opening.model_or_builtin(own) if place is None else own
     most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
-    text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
+    text = "" if interactive else read_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways).text
     system = asking.system_message(system, system_file)
     line = ProgressLine()
     if choices.on_overflow in asking.CUTS:

@@ -7,7 +7,7 @@ each other line is a word, a tab, and what the word means.
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -146,7 +146,7 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
         ]
     require_command(before[0])
     command = build(function(before[0]), Command)
-    context: Any = typer.Context(command, info_name=before[0], **SETTINGS)
+    context = typer.Context(command, info_name=before[0], **SETTINGS)
     params = command.get_params(context)
     options = {name: param for param in params for name in param.names}
     before = without_equals(before)  # bash makes three words of --name=value
@@ -186,7 +186,7 @@ def place_of(before: Sequence[str], options: dict[str, Parameter]) -> int:
     return count
 
 
-def values_of(param: Parameter, context: Any, begun: str) -> tuple[str, list[Word]]:
+def values_of(param: Parameter, context: typer.Context, begun: str) -> tuple[str, list[Word]]:
     """Return the values that an option or argument may have: its choices, or what its callback offers."""
     words = [(each.value, each.help or "") for each in param.shell_complete(context, begun)]
     return kind_of(param, [word for word, _ in words]), starting(begun, words)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -125,7 +125,7 @@ def default_of(param: Parameter) -> str:
     return told or ("off" if param.is_switch else "-")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

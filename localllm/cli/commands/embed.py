@@ -1,10 +1,10 @@
-"""localllm embed: texts as vectors, and the texts nearest to one."""
+"""localllm embed: embed texts, or find those nearest to a query."""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
 import typer
 
@@ -16,9 +16,18 @@ from localllm.errors import ContextError, RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
-    from localllm.services.embed import EmbedJob
+    from localllm.services.embed import AnyEmbedder, EmbedJob
     from localllm.services.records import Record
 
+
+class Reading(Protocol):
+    """An embedder or a reranker; tokens: how many it has read."""
+
+    tokens: int
+    warnings: list[str]
+
+
+E = TypeVar("E", bound=Reading)
 Context = Annotated[
     int | None,
     options.number("-c", "--context", "--ctx-size", help="Maximum tokens per text.  [default: the model's context]"),
@@ -141,12 +150,12 @@ def embed(
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     by_passages = near is not None and files is not None
     records = [] if by_passages else records_of(source, files, images)
-    sees = bool(images) or any(map(is_image, records))
-    job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
+    has_images = bool(images) or any(map(is_image, records))
+    job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, has_images)
     start = perf_counter()
     if near is not None:
 
-        def read(made: Any) -> "list[tuple[str, str | ShownImage]]":
+        def read(made: "AnyEmbedder") -> "list[tuple[str, str | ShownImage]]":
             return texts(records, field, False) if files is None else passages(files, images, made.context)
 
         return show_nearest(job, near, top, read, stats, line)
@@ -239,10 +248,10 @@ def vectors(
     kind: str,
     by_name: bool,
     line: ProgressLine,
-) -> tuple[int, Any]:
-    """Write the vectors of all records; how many failed, and what has made them.
+) -> "tuple[int, AnyEmbedder]":
+    """Write the vectors of all records; return how many failed, and the embedder.
 
-    by_name: the records are files, of which one that is too long fails alone.
+    by_name: the records are files; one that is too long is an error of this file only.
     """
     from localllm.cli.terminal.vector_output import output_of
     from localllm.generation.embedding.embedder import ShownImage
@@ -280,8 +289,8 @@ def vectors(
 
 
 @contextmanager
-def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
-    """Open an embedder and print its warnings."""
+def opened(manager: AbstractContextManager[E], line: ProgressLine) -> Iterator[E]:
+    """Open an embedder or a reranker, and print its warnings."""
     with manager as made:
         line.clear()
         opening.warn(made.warnings)
@@ -293,7 +302,7 @@ def show_nearest(
     job: "EmbedJob",
     query: str,
     top: int,
-    given: Callable[[Any], "list[tuple[str, str | ShownImage]]"],
+    given: "Callable[[AnyEmbedder], list[tuple[str, str | ShownImage]]]",
     stats: bool,
     line: ProgressLine,
 ) -> None:
@@ -370,7 +379,7 @@ def show_duplicates(
         write("".join(lines) + ("\n" if group is not groups[-1] else ""))
 
 
-def too_long(made: Any, given: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
+def too_long(made: "AnyEmbedder", given: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
     """Return the names of files that are longer than the context, each noted on stderr."""
     found = set[str]()
     for name, one in given:
@@ -382,6 +391,6 @@ def too_long(made: Any, given: "list[tuple[str, str | ShownImage]]", options: "E
     return found
 
 
-def tell(made: Any, seconds: float) -> None:
+def tell(made: Reading, seconds: float) -> None:
     """Print the lines of --stats."""
     say(f"{made.tokens} tokens in {seconds:.2f} s, {made.tokens / max(seconds, 1e-9):.0f} tokens/s")

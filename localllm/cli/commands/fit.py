@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localllm.services.fit import MemoryFit, ModelFit
-    from localllm.services.fit_all import FitRow
+    from localllm.services.fit_all import FitRanking, FitRow
 
 
 def fit(
@@ -107,7 +107,7 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
     write(json.dumps(facts, ensure_ascii=False) + "\n" if as_json else "\n".join(ranking(facts)) + "\n")
 
 
-def ranking(facts: dict[str, Any]) -> "Sequence[str]":
+def ranking(facts: "FitRanking") -> "Sequence[str]":
     """Build the table of --all, with a line for each model."""
     header = ("name", "memory", "tokens/s", "fits", "weights", "file", "here")
     memory = f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"

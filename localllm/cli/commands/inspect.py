@@ -1,7 +1,7 @@
 """localllm inspect: what is in a model file, and what memory it needs."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from localllm.cli.options import shared as options
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
+
+if TYPE_CHECKING:
+    from localllm.services.inspect import MemoryRow
 
 
 def inspect(
@@ -43,7 +46,7 @@ def inspect(
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
-        write("\n".join([*summary(facts), "", *formats(facts), *memory(facts)]) + "\n")
+        write("\n".join([*summary(facts), "", *formats(facts["formats"]), *memory(facts["memory"])]) + "\n")
     if check and facts["valid"]:
         kind = "its chat template" if facts["chat_template"] else "no chat template"
         say(f"checked: all {len(facts['tensors'])} tensors, {count(facts['parameters'])} weights, metadata, and {kind}")
@@ -87,26 +90,26 @@ def summary(facts: dict[str, Any]) -> list[str]:
     return fact_lines((label, str(value)) for label, value in lines if value)
 
 
-def guessing(facts: dict[str, Any]) -> str:
+def guessing(mtp: dict[str, int]) -> str:
     """Describe the MTP layers, "" if there are none."""
-    layers, taken = facts["layers"], size(facts["bytes"])
+    layers, taken = mtp["layers"], size(mtp["bytes"])
     if not layers:
         return ""
     use = "one is used" if layers > 1 else "used"
-    return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if facts['used'] else 'not used'}"
+    return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if mtp['used'] else 'not used'}"
 
 
 def sees(facts: dict[str, Any]) -> str:
     """Describe a projector's image encoder, or a model's projector; "" if there is none."""
-    if eye := facts["sees"]:
-        side, patch = eye["side"], eye["patch"]
-        made = f"vectors of {eye['width']} numbers" if eye["type"] == "clip" else f"for models {eye['width']} wide"
-        return f"{eye['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
-    found = facts["projector"]
-    return f"images, by {found['path']} ({size(found['bytes'])})" if found else ""
+    if encoder := facts["sees"]:
+        side, patch, width = encoder["side"], encoder["patch"], encoder["width"]
+        made = f"vectors of {width} numbers" if encoder["type"] == "clip" else f"for models {width} wide"
+        return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
+    projector = facts["projector"]
+    return f"images, by {projector['path']} ({size(projector['bytes'])})" if projector else ""
 
 
-def advice(value: Any) -> str:
+def advice(value: object) -> str:
     """Format a value that the author recommends for a sampling option."""
     return ";".join(value) if isinstance(value, tuple) else str(value)
 
@@ -114,18 +117,13 @@ def advice(value: Any) -> str:
 SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads", "key-value heads")]
 
 
-def formats(facts: dict[str, Any]) -> list[str]:
+def formats(rows: dict[str, dict[str, int]]) -> list[str]:
     """Build a table of the formats, the largest share first."""
-    rows = [
-        (name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"]))
-        for name, row in facts["formats"].items()
-    ]
-    return table(("format", "tensors", "weights", "size"), rows)
+    cells = [(name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"])) for name, row in rows.items()]
+    return table(("format", "tensors", "weights", "size"), cells)
 
 
-def memory(facts: dict[str, Any]) -> list[str]:
-    """Build a table of the memory that conversations of different lengths need."""
-    if not facts["memory"]:
-        return []
-    rows = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in facts["memory"]]
-    return ["", *table(("context", "cache (f16)", "with weights"), rows)]
+def memory(rows: "list[MemoryRow]") -> list[str]:
+    """Build a table of the memory by context length; [] if there are no rows."""
+    cells = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in rows]
+    return ["", *table(("context", "cache (f16)", "with weights"), cells)] if cells else []

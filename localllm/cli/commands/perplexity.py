@@ -130,7 +130,7 @@ def perplexity(
                     write(f"made with: {one_line(reader.made_with)}\n")
 
 
-def facts_of(reader: "ChunkReader", size: int) -> dict[str, Any]:
+def facts_of(reader: "ChunkReader", size: int) -> dict[str, object]:
     """Describe the measurement for --json."""
     made = {"made_with": reader.made_with} if reader.made_with else {}
     return {"model": reader.path, "context": size} | made
@@ -139,7 +139,7 @@ def facts_of(reader: "ChunkReader", size: int) -> dict[str, Any]:
 def check(
     text: str | None, context: int | None, save_logits: str | None, kl_divergence: bool, base: str | None
 ) -> None:
-    """Refuse options that make no sense together. Raises UsageError."""
+    """Raise UsageError for invalid combinations of options."""
     if kl_divergence != (base is not None):
         raise UsageError("give --kl-divergence and --base FILE together; --save-logits FILE writes that file")
     if base is None and text is None:

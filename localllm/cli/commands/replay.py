@@ -1,7 +1,7 @@
-"""localllm replay: whether an answer comes again."""
+"""localllm replay: check whether an answer can be reproduced."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,7 +51,7 @@ def replay(
     kept = receipts.read(receipt)
     chosen, line = receipts.options_of(kept), ProgressLine()
     if remote.is_remote(kept):
-        now: Any = again_there(kept, chosen, model)
+        now = again_there(kept, chosen, model)
         return tell(receipts.difference(kept["result"], now))
     held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
     cache = options.Cache(kv_type=held["kv_type"])
@@ -68,8 +68,8 @@ def replay(
     tell(receipts.difference(kept["result"], now))
 
 
-def rope_of(held: dict[str, Any]) -> options.Rope:
-    """Return how the receipt's model scaled positions. Raises UsageError."""
+def rope_of(held: dict[str, object]) -> options.Rope:
+    """Return the RoPE options of a receipt. Raises UsageError."""
     given = held.get("rope", {})
     if not isinstance(given, dict) or not all(isinstance(given.get(name), kind | None) for name, kind in ROPE.items()):
         raise UsageError("the receipt's rope options are not ones that localllm writes")
@@ -78,7 +78,7 @@ def rope_of(held: dict[str, Any]) -> options.Rope:
 
 
 def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":
-    """Ask the receipt's server again and return a new receipt. Raises EndpointError."""
+    """Send the request again to the receipt's server, and return the response. Raises EndpointError."""
     from localllm.services.remote import receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel

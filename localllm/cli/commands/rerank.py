@@ -1,7 +1,7 @@
 """localllm rerank: lines by how well they answer a query."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,11 +57,12 @@ def rerank(
         raise UsageError("--query TEXT is missing: give the query to rank the texts by")
     line, start = ProgressLine(), perf_counter()
     records = records_of(input, None)
-    texts = [text_of(record, field) for record in records]
+    texts = [text for record in records if isinstance(text := text_of(record, field), str)]
+    if len(texts) < len(records):
+        raise UsageError("a reranker reads texts, not images")
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     with opened(reranker(resolve_model_path(model), engine), line) as made:
-        ranker: Any = made
-        found = ranker.rerank(query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read"))
+        found = made.rerank(query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read"))
     order = sorted(range(len(texts)), key=lambda number: -float(found[number]))[:top]
     for number in order:
         record, score = records[number], float(found[number])
@@ -72,4 +73,4 @@ def rerank(
         else:
             write(f"{score:.6f}\t{shown}\n" if scores else f"{shown}\n")
     if stats:
-        tell(ranker, perf_counter() - start)
+        tell(made, perf_counter() - start)

@@ -1,4 +1,4 @@
-"""The options of an answer by name: what /set changes in a conversation and /show tells."""
+"""The options of an answer by name: /set changes and /show prints them."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,7 +29,7 @@ def names(options: "GenerationOptions") -> list[str]:
     return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
 
 
-def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
+def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, bool]]:
     """Yield the name and the value of each option, and whether it is the default."""
     usual = type(options)()
     for name in names(options):
@@ -60,7 +60,7 @@ def kind_of(options: "GenerationOptions", name: str) -> type:
     return int if default is None else type(default)
 
 
-def replace_option(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
+def replace_option(options: "GenerationOptions", name: str, value: object) -> "GenerationOptions":
     """Return the options with one replaced. Raises UsageError."""
     change: dict[str, Any] = {name: value}
     return (
@@ -70,7 +70,7 @@ def replace_option(options: "GenerationOptions", name: str, value: Any) -> "Gene
     )
 
 
-def parse_value(name: str, text: str, kind: type) -> Any:
+def parse_value(name: str, text: str, kind: type) -> object:
     """Parse a text as a value of this type. Raises UsageError."""
     if kind is bool:
         if text not in ("on", "off"):
@@ -87,8 +87,8 @@ def parse_value(name: str, text: str, kind: type) -> Any:
         raise UsageError(f"{name} should be {whole}, not {text!r}") from None
 
 
-def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
-    """Return the options with a session's where they are still the defaults; invalid ones are ignored."""
+def with_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":
+    """Return the options with a session's in place of defaults; invalid ones are ignored."""
     is_usual = {name: usual for name, _, usual in list_settings(options)}
     for name, value in settings.items():
         if is_usual.get(name):

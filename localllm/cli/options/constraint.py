@@ -1,4 +1,4 @@
-"""Options for what an answer must look like, and for the thoughts in front of it."""
+"""Options for constrained output and for reasoning."""
 
 import json
 from collections.abc import Iterable
@@ -138,11 +138,11 @@ class Thoughts:
         return self.think == "auto" and self.think_budget is None and not self.template_var
 
 
-def variables_of(text: str) -> dict[str, Any]:
-    """NAME=VALUE, or a JSON object. Raises UsageError."""
+def variables_of(text: str) -> dict[str, object]:
+    """Parse NAME=VALUE, or a JSON object of several variables. Raises UsageError."""
     if text.lstrip().startswith("{"):
         try:
-            result: dict[str, Any] = json.loads(text)
+            result: dict[str, object] = json.loads(text)
             return result
         except ValueError as error:
             raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
@@ -162,7 +162,7 @@ def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) ->
 
 
 def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
-    """Say so."""
+    """Warn if an answer was cut off before it matched its constraint."""
     try:
         require_whole(chosen, finish_reasons)
     except CutError as error:

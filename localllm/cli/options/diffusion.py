@@ -1,4 +1,4 @@
-"""Options of `localllm run` for diffusion models: the options, named as llama.cpp's, and the text as it settles."""
+"""Options of `localllm run` for diffusion models, with llama.cpp's names, and their answers."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localllm.generation.diffusion import DiffusionOptions
     from localllm.text.marker_escaping import Message
 
-PLACES, EPSILON = 128, 1e-3  # filled unless the user says how many; of the schedule by time
+PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 
 
 @group
@@ -65,9 +65,9 @@ class Diffusion:
 def fill(
     opened: "Model", asked: "str | list[Message]", choices: GenerationGroup, diffusion: Diffusion, line: ProgressLine
 ) -> None:
-    """Generate with a diffusion model: progress on the line, the answer on stdout at the end.
+    """Generate with a diffusion model: print the progress on `line`, and the answer to stdout at the end.
 
-    Raises UsageError for a model of another kind, and ContextError.
+    Raises UsageError for other models, ContextError.
     """
     from localllm.engine.run import BATCH
     from localllm.generation.diffusion import denoise, diffusion_model, require_room

@@ -1,4 +1,4 @@
-"""Options for a server that answers instead of a model that is opened here."""
+"""Options for a server in place of a local model."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,12 +54,12 @@ def key_of(file: str | None) -> str | None:
 
 
 def open_remote(
-    place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: Any
+    place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: object
 ) -> Any:
-    """Open a RemoteModel at an endpoint in place of a local model.
+    """Open a RemoteModel, with the interface of a local model, at an endpoint.
 
-    Options about weights have no effect, which a line says; refused: options that would change the answer, with their
-    values. Raises UsageError, EndpointError.
+    Options about weights have no effect, of which the user is warned. refused: options by name that would change the
+    answer; they must not be set. Raises UsageError, EndpointError.
     """
     from localllm.services.remote.dialect import Form
     from localllm.services.remote.model import RemoteModel
@@ -73,7 +73,7 @@ def open_remote(
 
 
 def about_weights(engine: "EngineGroup") -> list[str]:
-    """Options that say how a model is held."""
+    """Return the given options about weights and the KV cache, which have no effect for a server."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     given = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]

@@ -1,4 +1,4 @@
-"""Images on the command line: which ones, and the projector that the model sees them by."""
+"""Options for images, and for the vision projector."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +37,7 @@ class ImageGroup:
     ] = False
 
     def seeing(self) -> dict[str, Any]:
-        """Return the projector's options as open_model takes them."""
+        """Return the options of open_model about images."""
         return {"mmproj": self.mmproj, "pan_and_scan": self.pan_and_scan}
 
     @property
@@ -52,8 +52,8 @@ class ImageGroup:
             raise UsageError("images need a chat template: leave out --raw, or use a chat model")
         return [*asked[:-1], {**asked[-1], "images": self.sources()}]
 
-    def sources(self) -> list[Any]:
-        """Paths, and the bytes of stdin. Raises UsageError."""
+    def sources(self) -> list[str | bytes]:
+        """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
         given = self.image_files or []
         if given.count("-") > 1 or ("-" in given and sys.stdin is None):
             raise UsageError("--image -: stdin can hold only one image, and should be open")

@@ -42,7 +42,7 @@ class InfillGroup:
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
         """Return the text after the gap, None without these options. Raises UsageError, ContextError.
 
-        most_bytes: as of whole_prompt.
+        most_bytes: as of read_prompt.
         """
         from localllm.cli.prompt_input import content, require_decodable, text_of
 

@@ -8,7 +8,6 @@ from localllm.cli.parameters import group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from localllm.quantizing.metadata_edits import MetadataEdits
 
@@ -39,7 +38,7 @@ class MetadataGroup:
         typer.Option("--chat-template-file", metavar="FILE", help="Chat template (Jinja) to write to the model."),
     ] = None
 
-    def edits(self, packed: "Mapping[str, Any]") -> "MetadataEdits":
+    def edits(self, packed: "Mapping[str, object]") -> "MetadataEdits":
         """Return the changes to this metadata. Raises UsageError, LocalllmError."""
         from localllm.quantizing.metadata_edits import resolve_edits
 

@@ -1,27 +1,27 @@
-"""Output: the answer to stdout, as bytes; everything else to stderr, decoration only on a terminal.
+"""Output: the answer goes to stdout, as bytes; everything else to stderr, decoration only on a terminal.
 
-Text from models and files is a stranger's: on a terminal, control characters could move the cursor, retitle the window
-or hide text, so they do not get there.
+Text from models and files is not trusted: control characters, which could move the cursor, change the window's title or
+hide text, are never printed on a terminal.
 """
 
 import os
 import re
 import sys
-from typing import Any, NoReturn, TextIO
+from typing import BinaryIO, NoReturn, TextIO
 
 from localllm.system.processes import on_termination
 from localllm.system.terminal import is_console, is_silent, understands_escapes
 
-PATIENCE = 2.0  # seconds of a stdin that says nothing
-# C0 and C1 controls except tab and newline, DEL, separators of lines, and the marks that turn the direction of the text
-# around: to be seen as what they are not.
+PATIENCE = 2.0  # seconds without input on stdin before a hint is printed
+# Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text's
+# direction.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-# Nothing is to be seen of these: spaces of no width, invisible operators, and the tags of flags.
+# Dropped: spaces without width, invisible operators, and the tags of flags.
 _INVISIBLE = [0x180E, 0x200B, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC),
               *range(0xE0000, 0xE0080)]  # fmt: skip
 _HARMLESS: dict[int, str | None] = {code: "\ufffd" for code in _HARMFUL if chr(code) not in "\t\n"}
 _HARMLESS |= dict.fromkeys(_INVISIBLE) | {ord("\r"): None}
-# Joiners mean something behind a letter of a script that joins letters, and in an emoji.
+# Joiners are dropped unless they follow a letter of a script that joins letters, or are in an emoji.
 _JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
 
 
@@ -31,7 +31,7 @@ def printable(text: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether the standard stream is there and is a terminal."""
+    """Return whether a standard stream is open and a terminal."""
     try:
         return stream is not None and stream.isatty() and is_console(stream)
     except ValueError:  # closed
@@ -39,22 +39,22 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def write(text: str) -> None:
-    """Write a part of the answer to stdout at once: exact UTF-8, or only printable characters on a terminal."""
+    """Write a part of the answer to stdout and flush it: as UTF-8, on a terminal only printable characters."""
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
     sys.stdout.buffer.flush()
 
 
-def stdin() -> Any:
-    """Return stdin as bytes; print a hint if no input comes for a while, as when ssh or a build left it open."""
+def stdin() -> BinaryIO:
+    """Return stdin as a binary stream; print a hint if no input comes for PATIENCE seconds."""
     if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
         say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
 
 
 def end_output() -> None:
-    """Close stdout, so that its reader sees the end."""
+    """Close stdout, so that a reader of the pipe sees the end."""
     sys.stdout.flush()
     discard_output()
 
@@ -73,7 +73,7 @@ def say(line: str) -> None:
         return
 
 
-def broken(line: str, stream: Any) -> str:
+def broken(line: str, stream: TextIO | None) -> str:
     """Wrap a line between words at the terminal's width; unchanged if the stream is not a terminal."""
     if not is_terminal(stream) or len(line) <= (width := width_of(stream)):
         return line
@@ -108,17 +108,17 @@ def dim_text(text: str) -> None:
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
-def size_of(stream: Any) -> tuple[int, int]:
-    """Return the columns and lines of a terminal; 80 and 24 if it does not tell."""
+def size_of(stream: TextIO | None) -> tuple[int, int]:
+    """Return the columns and lines of a terminal; 80 and 24 if they are unknown."""
     try:
-        size = os.get_terminal_size(stream.fileno())
+        size = os.get_terminal_size(stream.fileno() if stream else -1)
     except (OSError, ValueError, AttributeError):
         return 80, 24
     return size.columns or 80, size.lines or 24
 
 
-def width_of(stream: Any) -> int:
-    """Return the columns of a terminal; 80 if it does not tell."""
+def width_of(stream: TextIO | None) -> int:
+    """Return the columns of a terminal; 80 if they are unknown."""
     return size_of(stream)[0]
 
 
@@ -148,7 +148,7 @@ class ProgressLine:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Show the text, cut to the width of the line."""
+        """Show the text, truncated to the terminal's width."""
         text = beginning(text, width_of(sys.stderr) - 1)
         if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
             self._shown = text
@@ -161,7 +161,7 @@ class ProgressLine:
 
 
 def exit_on_sigterm() -> None:
-    """End in order when asked to, so that an editor can give the terminal back as it was."""
+    """Exit on SIGTERM by SystemExit, so that an editor restores the terminal."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
-"""Report the answers of `localllm run`: with --json, --stats and in receipts."""
+"""Reports the answers of `localllm run`: for --json, --stats and receipts."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from localllm.cli.terminal.output import say
 
@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from localllm.generation.generate import Generation
 
 
-def report(model: "Model", answers: list[Any], are_several: bool, load_s: float, total_s: float) -> dict[str, Any]:
-    """Build what --json prints: of one Generation, or of several Answers."""
+def report(
+    model: "Model", answers: "list[Generation] | list[Answer]", are_several: bool, load_s: float, total_s: float
+) -> dict[str, object]:
+    """Build the object that --json prints: of one Generation, or of several Answers."""
     if are_several:
-        return report_several(model, answers, load_s, total_s)
-    return report_one(model, answers[0], load_s, total_s)
+        return report_several(model, cast("list[Answer]", answers), load_s, total_s)
+    return report_one(model, cast("Generation", answers[0]), load_s, total_s)
 
 
-def as_line(result: dict[str, Any]) -> str:
+def as_line(result: dict[str, object]) -> str:
     return json.dumps(result, ensure_ascii=False) + "\n"
 
 
-def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
-    """Seconds; ttft_s counts from when the model was loaded to the first token."""
-    read, said = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
+def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
+    """Report an answer; times in seconds, ttft_s from when the model was loaded to the first token."""
+    read, written = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
     times = {
         "load_s": load_s,
         "prefill_s": answer.prefill_s,
@@ -32,7 +34,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
         "decode_s": answer.decode_s,
         "total_s": total_s,
         "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
-        "decode_tps": (said - 1) / answer.decode_s if answer.decode_s else 0.0,
+        "decode_tps": (written - 1) / answer.decode_s if answer.decode_s else 0.0,
     }
     return {
         "text": answer.text,
@@ -41,7 +43,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
-        "completion_tokens": said,
+        "completion_tokens": written,
         "dropped_tokens": answer.dropped,
         "seed": answer.seed,
         "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
@@ -49,14 +51,14 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     }
 
 
-def tokens_of(answer: Any) -> dict[str, Any]:
-    """Return an answer's tokens; servers do not report them."""
+def tokens_of(answer: object) -> dict[str, object]:
+    """Return an answer's token ids, which servers do not report."""
     return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
 
 
-def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, Any]:
-    """Best first. Beam search has no seeds."""
-    told = [
+def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, object]:
+    """Report several answers, the likeliest first; those of a beam search have no seed."""
+    reports = [
         {
             "text": answer.text,
             "thinking": answer.thinking,
@@ -67,11 +69,11 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
         }
         for answer in answers
     ]
-    return {"answers": told, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
+    return {"answers": reports, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
 
 
-def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
-    """Return the model and the timings."""
+def circumstances(model: "Model", times: dict[str, float]) -> dict[str, object]:
+    """Return the model and the timings, rounded to microseconds."""
     return {
         "model": about(model),
         "timings": {name: round(value, 6) for name, value in times.items()},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from localllm.cli.prompt_input import begin
 from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, printable, say, write
@@ -66,7 +66,7 @@ class ToolCalls:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
         return replace(chosen, tools=self.box.use)
 
-    def note(self, message: "Message", **more: Any) -> None:
+    def note(self, message: "Message", **more: object) -> None:
         """Write a line to the transcript."""
         if self._transcript:
             self._transcript.add({**message, **more})

@@ -1,9 +1,9 @@
-"""Outputs of vectors: JSON lines, which can be resumed, plain numbers, or a NumPy file."""
+"""Outputs of embeddings: JSON Lines, which can be resumed, plain numbers, or a NumPy file."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.cli.terminal.output import is_terminal, write
 from localllm.errors import UsageError
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.services.records import Record
+
+
+class Writer(Protocol):
+    """A binary file."""
+
+    def write(self, data: bytes, /) -> object: ...
 
 
 class VectorOutput(Protocol):
@@ -40,7 +46,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
 
         known = {record.id for record in records}
 
-        def belongs(result: dict[str, Any]) -> bool:
+        def belongs(result: dict[str, object]) -> bool:
             if result["id"] not in known:
                 raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another output file")
             return "error" not in result
@@ -59,7 +65,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
 class Lines:
     """A line for each vector."""
 
-    def __init__(self, file: Any, plain: bool):
+    def __init__(self, file: Writer | None, plain: bool):
         """Store the output: a JsonlFile, another file, or None for stdout."""
         self._file, self._plain = file, plain
 
@@ -98,7 +104,7 @@ class AllRows:
     """All vectors as one array."""
 
     def __init__(self) -> None:
-        self.all: list[Any] = []
+        self.all: list[np.ndarray] = []
 
     def left(self, records: "list[Record]") -> "list[Record]":
         return records

@@ -15,8 +15,8 @@ from localllm.services.search.passages import SIZE, Passage, passage_size
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
-    from localllm.generation.embedding.clip_embedder import PairEmbedder
-    from localllm.generation.embedding.embedder import Embedder, EmbedOptions
+    from localllm.generation.embedding.embedder import EmbedOptions
+    from localllm.services.embed import AnyEmbedder
 
 RANK = 20  # k of reciprocal rank fusion (Cormack et al. 2009 take 60, for longer lists)
 WORDS = 0.5  # weight of BM25 ranks next to embedding ranks (51 of 60 questions right; with 1.0, 47)
@@ -78,7 +78,7 @@ class Search:
         """
         self._models, self._show, self._stack = models, show, ExitStack()
         self._names, self._wanted, self._has_files = names, wanted, lines is None
-        self._embedder: Embedder | PairEmbedder | None = None
+        self._embedder: AnyEmbedder | None = None
         if self._has_files:
             self._files()  # report missing ones before opening a model
         with ExitStack() as opening:

@@ -31,7 +31,7 @@ from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
 from localllm.cli.options.shared import Cache, EngineGroup, Rope
 from localllm.cli.parameters import NAMED, Also
-from localllm.cli.prompt_input import whole_prompt
+from localllm.cli.prompt_input import read_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.cli.terminal.escapes import unescape_text
 from localllm.errors import UsageError
@@ -201,7 +201,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device - positions:
             if foreign := llama_names.find_ignored(name, name_of):
                 words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
-                assert (words.left_out, words.texts) == ([(name, foreign.reason)], {})
+                assert (words.ignored, words.texts) == ([(name, foreign.reason)], {})
             else:
                 with pytest.raises(UsageError, match=re.escape(f"{name}: {llama_names.refusal(name, name_of)}")):
                     read_words(["x", name, "1"], params, name_of)
@@ -315,8 +315,8 @@ def test_a_chat_template_in_a_file(tmp_path: Path):
 def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
     path = tmp_path / "prompt"
     path.write_bytes(b"a\r\n")
-    assert whole_prompt([], [str(path)], use_stdin=False) == "a"
-    assert whole_prompt([], use_stdin=False, exact=str(path)) == "a\r\n"
+    assert read_prompt([], [str(path)], use_stdin=False).text == "a"
+    assert read_prompt([], use_stdin=False, exact=str(path)).text == "a\r\n"
 
 
 # Defaults from elsewhere.

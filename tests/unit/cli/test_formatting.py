@@ -333,7 +333,7 @@ def test_what_a_model_needs():
     assert first.split() == ["8", "8.0", "kB", "3.2", "8.0", "kB", "3.2"]
     assert second.split() == ["16", "16.0", "kB", "too", "much", "16.0", "kB", "too", "much"]
     assert header.startswith("context")
-    assert inspect.memory({"memory": []}) == []
+    assert inspect.memory([]) == []
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse", "m
         ("--pooling cls --field title", {}, {}, {"pooling": "cls", "field": "title"}),
         ("-o v.npy", {}, {}, {"output": "v.npy", "kind": "npy"}),
         ("-o v.npy --format plain", {}, {}, {"output": "v.npy", "kind": "plain"}),
-        ("--image eye.png", {}, {}, {"sees": True}),
+        ("--image eye.png", {}, {}, {"has_images": True}),
     ],
 )  # fmt: skip
 def test_what_embed_is_to_do(line: str, options: Told, engine: Told, more: Told, tiny: str):
@@ -241,10 +241,10 @@ def test_what_embed_is_to_do(line: str, options: Told, engine: Told, more: Told,
     assert job["options"] == EMBED | options and job["path"] == tiny
     assert {name: job["engine"][name] for name in ("context", "threads", "backend")} == {
         "context": None, "threads": None, "backend": "auto"} | engine  # fmt: skip
-    found = {"pooling": job["pooling"], "sees": job["sees"]} | {
+    found = {"pooling": job["pooling"], "has_images": job["has_images"]} | {
         name: told[name] for name in ("field", "output", "kind")
     }
-    assert found == {"pooling": None, "sees": False, "field": "text", "output": None, "kind": "jsonl"} | more
+    assert found == {"pooling": None, "has_images": False, "field": "text", "output": None, "kind": "jsonl"} | more
 
 
 def test_what_is_near(tiny: str):
