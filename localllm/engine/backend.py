@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Prepare to rotate keys, those of each layer by its RopeShift. Raises LocalllmError."""
         ...
 
-    def turn(self, store: Any, first: int, end: int, distance: int) -> None:
+    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         ...
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
+from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
+from localllm.engine.trace.image_rows import RowOperations
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.system.processes import has_driver
@@ -28,11 +31,11 @@ class TracedModel(NamedTuple):
 
     file: GGUFFile
     operations: list[Operation]
-    forward: Callable[..., Any]
-    hyperparameters: Any
+    forward: Callable[..., Activation]
+    hyperparameters: Hyperparameters
     context: int
     encoding: Sequence[Operation] = ()
-    rows: Callable[[bool], Any] | None = None
+    rows: Callable[[bool], RowOperations | None] | None = None
 
     @property
     def states(self) -> list[State]:

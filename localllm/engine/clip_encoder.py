@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.arch.verbs import Activation
 from localllm.arch.vision import clip
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weight, Weights
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import TracedPart, VisionProgram, trace_part
@@ -15,7 +16,11 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
 
-Forward = Callable[..., Any]
+if TYPE_CHECKING:
+    from localllm.arch.vision.resizing import Picture
+
+
+Forward = Callable[..., Activation]
 
 
 class ClipEncoder:
@@ -34,7 +39,7 @@ class ClipEncoder:
         self.vocab_size = self._weights.part("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
 
-    def picture(self, picture: Any) -> np.ndarray:
+    def picture(self, picture: "Picture") -> np.ndarray:
         """Embed an RGB image, float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
         rows = h.rows(clip.prepare(h, picture), self._weights)
@@ -69,7 +74,7 @@ class ClipEncoder:
 def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
     """Trace the image transformer, its projection, and both for texts. Raises ModelError."""
     said: list[TracedPart] = []
-    parts: list[tuple[Forward, Forward, Any]] = [
+    parts: list[tuple[Forward, Forward, clip.ClipVision | clip.ClipText]] = [
         (clip.see, clip.vector_of_picture, pair.vision), (clip.read, clip.vector_of_text, pair.text),
     ]  # fmt: skip
     try:
@@ -85,7 +90,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
     return said
 
 
-def rows_of(table: Any, numbers: np.ndarray) -> np.ndarray:
+def rows_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
     """Dequantize rows of a matrix, float32 [numbers, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]

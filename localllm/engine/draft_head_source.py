@@ -1,7 +1,7 @@
 """Find a draft head before it runs: a layer of the model's own, or the head in another file."""
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,14 +38,14 @@ class DraftHeadSource(NamedTuple):
     state: State
     columns: int
     layers: tuple[int, ...]
-    weights: Any
-    guess: Callable[[Any, Any, Any, Activation], MtpOutput]
-    fuse: Callable[[Any, Any, Any, Activation], Activation] | None
+    weights: Weights | eagle3.Pair
+    guess: Callable[..., MtpOutput]
+    fuse: Callable[..., Activation] | None
     names: Collection[str]
     tokens: np.ndarray | None = None
 
 
-def own_layer(file: GGUFFile, model: DraftingFamily, h: Any) -> DraftHeadSource:
+def own_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]

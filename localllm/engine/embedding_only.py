@@ -1,7 +1,8 @@
 """A placeholder for the engine of a model that makes embeddings only."""
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Runs
@@ -13,7 +14,7 @@ class EmbeddingOnlyEngine:
 
     device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None
 
-    def __init__(self, path: str, hyperparameters: Any, options: EngineOptions):
+    def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
@@ -27,7 +28,7 @@ class EmbeddingOnlyEngine:
         kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
         raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or localllm rerank")
 
-    def step(self, *requests: Any) -> NoReturn:
+    def step(self, *requests: object) -> NoReturn:
         """Raise UnsupportedError."""
         self.sequence()
 

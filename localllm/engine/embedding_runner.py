@@ -7,7 +7,6 @@ the requested rows of the last layer are returned.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -75,7 +74,9 @@ class EmbeddingRunner:
         else:
             self._read = on_card or self._compile(recorder.operations, paged, options)
 
-    def _on_card(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Any:
+    def _on_card(
+        self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions
+    ) -> Read | None:
         """Build the GPU runner; None, with a warning, if there is no usable GPU and none is required."""
         from localllm.engine.cuda.embedding_runner import CudaEmbeddingRunner
 
@@ -113,7 +114,7 @@ class EmbeddingRunner:
         self,
         texts: Sequence[Ids],
         seconds: Sequence[int] | None = None,
-        progress: Callable[[int], Any] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Compute a row for each text's token ids: float32 [texts, width].
 

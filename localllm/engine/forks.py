@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from localllm.errors import LocalllmError
 from localllm.system.processes import after_fork
@@ -11,7 +11,7 @@ from localllm.system.processes import after_fork
 class Locked(Protocol):
     """An object with a lock for one thread at a time."""
 
-    lock: Any
+    lock: "threading.Lock | Refusal"
 
 
 class Refusal:

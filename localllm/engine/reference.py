@@ -8,6 +8,7 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import State
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
@@ -63,7 +64,8 @@ class ReferenceBackend:
         """Keep how each layer's keys rotate."""
         self._turns = turns
 
-    def turn(self, store: ReferenceCache, first: int, end: int, distance: int) -> None:
+    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+        assert isinstance(store, ReferenceCache)
         for state, turn in self._turns.items():
             store.turn(state, turn, first, end, distance)
 

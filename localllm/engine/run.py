@@ -6,12 +6,16 @@ reused for the other.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES
+
+if TYPE_CHECKING:
+    from localllm.engine.image_tokens import ImageEmbedding
+
 
 BATCH = 512  # most tokens of a run
 PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
@@ -29,7 +33,7 @@ class Span(NamedTuple):
     wanted: int  # number of last tokens whose logits are returned
     kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
     encoded: int = 0  # number of the sequence's first tokens, which an encoder has read
-    seen: Any = None  # the ImageEmbedding of the ids; such a span is alone in its run
+    seen: "ImageEmbedding | None" = None  # the ImageEmbedding of the ids; such a span is alone in its run
     ahead: int = 0  # places minus RoPE positions, which differ after images
 
 

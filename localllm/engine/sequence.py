@@ -4,7 +4,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,6 +12,12 @@ from localllm.engine.image_tokens import ImageEmbedding, last_end, passages, row
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import BATCH, Runs
 from localllm.errors import ContextError, LocalllmError, UsageError
+
+if TYPE_CHECKING:
+    import threading
+
+    from localllm.engine.forks import Refusal
+
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -28,7 +34,7 @@ class Reader(Protocol):
     context: int
     vocab_size: int
     runs: Runs
-    lock: Any
+    lock: "threading.Lock | Refusal"
     orphaned: list[SequenceState]
 
     def run(self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool) -> list[np.ndarray]:
@@ -40,9 +46,11 @@ class Reader(Protocol):
 
 
 class ReadListener(Protocol):
-    """Observes what a sequence reads (localllm.engine.draft_head). Attribute engine: its engine."""
+    """Observes what a sequence reads (localllm.engine.draft_head)."""
 
-    engine: Any
+    @property
+    def engine(self) -> object:
+        """The engine that runs it."""
 
     def on_hidden_states(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
         """Take tokens that were read from this position on, int64, and their hidden states, float32 [tokens, width]."""

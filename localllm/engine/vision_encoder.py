@@ -6,11 +6,12 @@ in NumPy. Both are built when the first image is read.
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
+from localllm.arch.verbs import Activation
 from localllm.arch.vision import projector
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
@@ -26,6 +27,10 @@ from localllm.engine.trace.image_rows import TurningRecorder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
+
+if TYPE_CHECKING:
+    from localllm.arch.vision.resizing import Picture
+
 
 KEPT = KVType.of("f32")  # storage type of a run's keys and values
 
@@ -62,7 +67,7 @@ class VisionEncoder:
         """Return all operations for an image."""
         return [operation for part in self._said for operation in part.recorder.operations]
 
-    def read(self, picture: Any) -> np.ndarray:
+    def read(self, picture: "Picture") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
         Raises ModelError if they are not numbers.
@@ -79,7 +84,7 @@ class VisionEncoder:
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
-    def read_all(self, pictures: list[Any], size: tuple[int, int]) -> list[np.ndarray]:
+    def read_all(self, pictures: "list[Picture]", size: tuple[int, int]) -> list[np.ndarray]:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 
@@ -108,7 +113,7 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
     return tower, project
 
 
-def trace_part(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> TracedPart:
+def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most: int, columns: int) -> TracedPart:
     """Trace a part for at most `most` external rows. Raises ModelError."""
     rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
     recorder = TurningRecorder(h, most, most)

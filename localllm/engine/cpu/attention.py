@@ -1,7 +1,5 @@
 """Attention on the CPU: a plan shared by layers of the same shape, work units, and the combination of their results."""
 
-from typing import Any
-
 import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
@@ -29,8 +27,7 @@ class AttentionPlan:
 def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
     """Append the steps of attention units, and of combining partial results over a context."""
     attention = operation.prepare(steps)
-    state, sides, arguments, reads, y = attention
-    heads = arguments["heads"]
+    state, sides, heads, arguments, reads, y = attention
     plan = plan_of(steps, operation, state)
     key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
     partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
@@ -50,7 +47,7 @@ def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
     """Append the step that selects keys, token by token."""
     arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # per head with a selection of its own
-    arguments |= target.scratch(choose_scratch(arguments["heads"], arguments["key_dim"], context))
+    arguments |= target.scratch(choose_scratch(operation.heads, operation.state.key_dim, context))
     steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
@@ -71,7 +68,7 @@ def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> Attention
         tokens = steps.target.tokens
         units = np.empty((most_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
         plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
-        arguments: dict[str, Any] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
+        arguments: dict[str, object] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
         arguments |= {"sequences": sequences, "sequence_count": count}
         steps.append("plan", alike | arguments, 1, [], [plan.made])
         return plan

@@ -1,7 +1,6 @@
 """The CPU backend."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.trace.image_rows import RowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
 
@@ -24,7 +24,7 @@ class CpuBackend:
 
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
-        encoding: Sequence[Operation] = (), rows: Callable[[bool], Any] | None = None,
+        encoding: Sequence[Operation] = (), rows: Callable[[bool], RowOperations | None] | None = None,
     ):  # fmt: skip
         """Compile the operations; encoding: those of an encoder; rows: as in TracedModel.
 
@@ -46,10 +46,10 @@ class CpuBackend:
             self._programs.append(encoder)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        if spans[0].seen is None:
+        if (seen := spans[0].seen) is None:
             return self._run(spans, precise)
         (span,) = spans
-        return self._row_program(span.seen.is_whole).run(span, precise)
+        return self._row_program(seen.is_whole).run(span, precise)
 
     def _row_program(self, is_whole: bool) -> RowProgram:
         """Return the program for image rows, built when the first image is read."""

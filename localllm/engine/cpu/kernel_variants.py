@@ -1,7 +1,7 @@
 """Select the kernel variants of quantized products for a run, and load them in time."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class VariantTable:
         self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
-    def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, Any]:
+    def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, object]:
         """Return the arguments by which a product finds its variants."""
         table = self._tables.setdefault(format, np.zeros(len(PIECES), np.int64))
         product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)

@@ -6,7 +6,6 @@ and for keys and values; one, with an error of 5.5e-6, for all others, but never
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class Call:
     """A kernel call: buffers read and written, and scratch bytes per thread."""
 
     kernel: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     reads: list[Buffer]
     y: Buffer
     scratch: int
@@ -122,8 +121,8 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
     product = product_of(steps, operation, target)
     arguments, name = product.arguments, product.kernel.partition("-")[0]
-    places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
-    strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
+    buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
+    strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
     of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
     # As many as a dense matrix of that size: prefetched data is lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
@@ -139,39 +138,39 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
 def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     """Return the kernel of a product and its arguments, without scratch memory."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
-    forms = [steps.forms[form] for form in operation.inputs if form in steps.forms]
     y, format = steps.new(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
     arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
     arguments |= {"y": y, "y_stride": y.stride}
     if has_integers(weight):
-        quantized = forms[0]
+        quantized = steps.form_of(operation, Quantized)
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
         most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
         arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
         product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
     else:
-        halves = None if target.in_tiles else next(iter(forms), None)
+        forms = (steps.forms.get(x) for x in operation.inputs if not target.in_tiles)
+        halves = next((form for form in forms if isinstance(form, Buffer)), None)
         arguments |= with_floats(steps, x, halves, is_stored and target.keeps)
         reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
         product = Call(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
     if not target.in_tiles:
         return product
-    kernel, more, panels = in_tiles(steps, product.kernel, format.name, forms[-1], is_stored)
+    kernel, more, panels = in_tiles(steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored)
     scratch = max(product.scratch, tile_scratch())
     return Call(kernel, arguments | more, [*product.reads, panels], y, scratch)
 
 
-def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, Any]:
+def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:
     """Return further arguments of a product of blocks with integers."""
     sub_block, header = SUB_BLOCK[format], steps.header
-    arguments: dict[str, Any] = {"high": q.high, "low": q.low, "words": q.words or 0}
+    arguments: dict[str, object] = {"high": q.high, "low": q.low, "words": q.words or 0}
     arguments |= {"scales": q.scales, "excess": q.excess}
     arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
     return arguments | {"most_precise": header.most_precise_stored if is_stored else header.most_precise}
 
 
-def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, Any]:
+def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, object]:
     """Return further arguments of a float32 product; halves: x in 16 bits, for more than a few tokens."""
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
@@ -232,11 +231,11 @@ class Panels:
 
 def in_tiles(
     steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
-) -> tuple[str, dict[str, Any], Buffer]:
+) -> tuple[str, dict[str, object], Buffer]:
     """Return the tile kernel for another one, its further arguments, and the buffer that it reads."""
     kind, header = kernel.partition("-")[0], steps.header
     is_exact = needs_both_planes(format, is_stored)
-    arguments: dict[str, Any] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
+    arguments: dict[str, object] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
     arguments |= {"panels": panels.buffer, "slab_bytes": panels.slab_bytes, "least": LEAST_IN_TILES[format]}
     arguments["most_exact"] = header.most_precise_stored if is_exact else header.most_precise
     return kind.replace("linear", "linear_tiles"), arguments, panels.buffer
@@ -257,7 +256,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
-    arguments: dict[str, Any] = {"active": 0, "active_count": 0}
+    arguments: dict[str, object] = {"active": 0, "active_count": 0}
     reads, tokens = [source], rows
     if isinstance(rows, Routed):  # each expert begins with a panel of its own
         experts, tokens = steps.experts[rows], rows.of

@@ -1,7 +1,6 @@
 """Rotate cached keys on the CPU: a tape that reads, rotates and writes them back."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.steps import stream_arguments
 from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.page_table import PageTable
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.kernels.build.library import Library
@@ -55,11 +54,11 @@ class KeyRotator:
             self._step("hadamard", dict(hadamard), [x], [x])
         self._step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
 
-    def _step(self, kernel: str, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]) -> None:
+    def _step(self, kernel: str, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]) -> None:
         count = self._header.token_count
         self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
-    def turn(self, store: PageTable, first: int, end: int, distance: int) -> None:
+    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         self._distances[:] = -distance
         for position in range(first, end, BATCH):

@@ -20,6 +20,7 @@ class RowProgram:
 
     def run(self, span: Span, precise: bool) -> np.ndarray:
         """Run one span, an image's; see Backend.run."""
+        assert span.seen is not None
         count, rows = len(span.ids), span.seen.rows_of(span.ids)
         self._said.rows[:count, : rows.shape[1]] = rows
         turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)

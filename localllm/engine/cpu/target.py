@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class CpuTarget:
         """Return the layout of the file."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
-    def scratch(self, size: int) -> dict[str, Any]:
+    def scratch(self, size: int) -> dict[str, object]:
         return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 class WorkerGroup:
     """The state that threads share. It has no reference to `Threads`, which can be collected while they sleep."""
 
-    def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: Any):
+    def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: object):
         """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
         self.keep = keep, tape
         self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
@@ -73,7 +72,7 @@ class Threads:
     The threads end with `close`, with the last reference, or when Python ends, whichever comes first.
     """
 
-    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
+    def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: object = None):
         self._team = WorkerGroup(addresses, tape, keep)
         self._end = weakref.finalize(self, self._team.end)
         self._team.start(count)

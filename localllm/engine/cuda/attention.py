@@ -4,7 +4,7 @@ from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.activation import ALL
-from localllm.engine.operations.attention import Attend, AttentionSteps
+from localllm.engine.operations.attention import Attend, AttentionSteps, reach_of
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
@@ -50,9 +50,10 @@ class FewTokenAttention:
 def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
     """Append attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
-    if attention.arguments.pop("cross_attention") + attention.arguments.pop("reach"):
+    if operation.cross_attention or reach_of(operation.biases):
         raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
-    attention.arguments.pop("biases")
+    for name in ("cross_attention", "reach", "biases"):
+        del attention.arguments[name]
     attention.arguments["sequences"] = steps.header.sequences
     needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1
     append = attend_few if needs_few or are_few(attention, target) else attend_many
@@ -68,8 +69,8 @@ def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
 
 def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
     """Append attention token by token, each context divided into parts."""
-    state, sides, arguments, reads, y = attention
-    heads, header = arguments["heads"], steps.header
+    state, sides, heads, arguments, reads, y = attention
+    header = steps.header
     few = FewTokenAttention(state.key_dim, state.value_dim, heads // state.kv_heads)
     parts = few.parts(target.tokens, state.kv_heads)
     partial = Buffer(target.tokens * heads * parts, few.partial_bytes)
@@ -96,7 +97,7 @@ def select_keys(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None
 
 def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
     """Append attention for a sequence's tokens together, on tensor cores."""
-    state, sides, arguments, reads, y = attention
+    state, sides, _, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
     others = ("chosen", "chosen_stride", "choice_stride", "logs", "period")

@@ -1,7 +1,6 @@
 """The CUDA backend: a GPU, and the CPU for the first layers if the GPU lacks memory for all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Crossing, Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
@@ -83,7 +83,7 @@ class CudaBackend:
         """Raise UnsupportedError."""
         raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
 
-    def turn(self, store: Any, first: int, end: int, distance: int) -> None:
+    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         raise AssertionError
 
     def close(self) -> None:

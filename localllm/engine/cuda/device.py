@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import cycle
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
 from localllm.system.processes import has_driver
+
+if TYPE_CHECKING:
+    from cuda.core import Device, DeviceProperties, Event, GraphBuilder, Stream
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
 OLDEST = (7, 5)  # the first compute capability whose tensor cores support the float16 products used here
@@ -55,8 +59,8 @@ def open_card(number: int) -> "CudaCard":
         raise NoCardError(f"GPU {number} cannot be used: {one_line(error)}") from None
 
 
-def check_call(driver: Any, result: tuple[Any, ...]) -> Any:
-    """Return a driver call's results without its status. Raises LocalllmError, or MemoryLimitError."""
+def check_call(driver: ModuleType, result: tuple[Any, ...]) -> Any:
+    """Return the first result of a driver call after its status. Raises LocalllmError, MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise MemoryLimitError("not enough GPU memory")
@@ -85,7 +89,7 @@ def one_line(error: Exception) -> str:
 OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
 
 
-def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
+def limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple[float, float]:
     """Return memory bytes per second, and tensor core operations per second; 0 for what is unknown."""
     bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
     cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
@@ -93,22 +97,22 @@ def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
 
 
 class CudaCard:
-    """A GPU, see localllm.engine.cuda.card.Card. Any thread may call it.
+    """A GPU, see localllm.engine.cuda.card.Card.
 
-    The driver knows the current device by thread.
+    All threads may call it: each call makes the device current in its thread.
 
     Attributes:
         name: of the device.  capability: major and minor number.
     """
 
-    def __init__(self, device: Any, driver: Any, cublas: Any):
+    def __init__(self, device: "Device", driver: ModuleType, cublas: ModuleType):
         self.bandwidth, self.peak = limits(device.properties, tuple(device.compute_capability))
         self.name, self.capability = device.name, tuple(device.compute_capability)
         self._device, self._driver, self._cublas = device, driver, cublas
         self.warning: str | None = None
         self._stream, self._copies = device.create_stream(), device.create_stream()
         self._handle = cublas.create()
-        self._kernels: dict[str, Any] = {}
+        self._kernels: dict[str, object] = {}
         self._allocated, self._pinned, self._released = set[int](), list[int](), deque[int]()
         self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
         self._staging = [self.allocate_pinned(CHUNK) for _ in range(2)]
@@ -172,10 +176,10 @@ class CudaCard:
         returns how. Without work, chunks are stored consecutively at `place`.
         """
         room = [self.allocate(CHUNK) for _ in range(2)]
-        done: list[Any] = [None, None]
+        done: list[Event | None] = [None, None]
         for turn, chunk in zip(cycle((0, 1)), chunks, strict=False):
-            if done[turn] is not None:
-                done[turn].sync()
+            if (before := done[turn]) is not None:
+                before.sync()
             self._staging[turn][: chunk.nbytes] = chunk
             to_do = work(room[turn], chunk)
             target = room[turn] if to_do else place
@@ -226,7 +230,7 @@ class CudaCard:
         for work in works:
             self._start(self._stream, work)
 
-    def _start(self, stream: Any, work: Work) -> None:
+    def _start(self, stream: "Stream | GraphBuilder", work: Work) -> None:
         """Enqueue work on a stream, or on a graph being recorded."""
         from cuda.core import LaunchConfig, launch
 
@@ -237,7 +241,7 @@ class CudaCard:
         how = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
         launch(stream, how, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 
-    def _multiply(self, stream: Any, work: LibraryProduct) -> None:
+    def _multiply(self, stream: "Stream | GraphBuilder", work: LibraryProduct) -> None:
         """Compute c = b a^T, row-major; for cuBLAS, which is column-major, c = a^T b."""
         names = self._cublas
         _, handle = stream.__cuda_stream__()

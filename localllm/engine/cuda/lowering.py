@@ -6,7 +6,7 @@ memory, whose bandwidth bounds decode; for more they are unpacked to float16 and
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import SupportsInt
 
 import numpy as np
 
@@ -56,11 +56,12 @@ def kernels_of(steps: Sequence[Step]) -> set[str]:
     return {step.kernel for step in steps if step.kernel != "product"}
 
 
-def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
+def work_of(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work:
     """Convert a step to GPU work; place: returns an array's GPU address; memory: address of the buffers."""
     values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
-        return LibraryProduct(**values | {"kind": step.arguments["kind"], "adds": step.arguments["adds"]})
+        del values["kind"], values["adds"]
+        return LibraryProduct(kind=str(step.arguments["kind"]), adds=bool(step.arguments["adds"]), **values)
     names = parameters(step.kernel)
     if missing := values.keys() ^ set(names):
         raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
@@ -68,7 +69,7 @@ def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
     return Launch(step.kernel, how, tuple(values[name] for name in names))
 
 
-def encode_argument(value: Any, place: Callable[[Any], int], memory: int) -> int:
+def encode_argument(value: object, place: Callable[[np.ndarray], int], memory: int) -> int:
     """Encode an argument as an int64: a number, the bits of a float32, or an address."""
     if isinstance(value, BufferSlice):
         return encode_argument(value.buffer, place, memory) + value.offset
@@ -78,4 +79,5 @@ def encode_argument(value: Any, place: Callable[[Any], int], memory: int) -> int
         return place(value)
     if isinstance(value, str):
         return 0
+    assert isinstance(value, SupportsInt)
     return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)

@@ -1,6 +1,6 @@
 """Matrix products on a GPU: with packed weights for a few tokens, on tensor cores for many."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.target import CudaTarget
@@ -17,7 +17,12 @@ from localllm.kernels.cuda.matmul.planes import PLAIN
 
 FEW_TOKENS = 8  # most tokens that are multiplied with packed weights
 UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
-DENSE = {"active": 0, "active_count": 0, "expert_bytes": 0, "experts": 1}  # a matrix outside mixtures
+DENSE: dict[str, object] = {
+    "active": 0,
+    "active_count": 0,
+    "expert_bytes": 0,
+    "experts": 1,
+}  # a matrix outside mixtures
 
 
 class BufferSlice(NamedTuple):
@@ -25,6 +30,28 @@ class BufferSlice(NamedTuple):
 
     buffer: Buffer
     offset: int  # bytes
+
+
+class Planes(NamedTuple):
+    """Activations as integer codes of 2 bytes, with a scale per 32 and a sum per 16 of them."""
+
+    codes: Buffer
+    scales: Buffer
+    sums: Buffer
+
+
+class Halved(NamedTuple):
+    """Activations in float16, with a float32 scale per row."""
+
+    halves: Buffer
+    scales: Buffer
+
+
+class SplitBF16(NamedTuple):
+    """Activations as sums of two BF16 numbers."""
+
+    high: Buffer
+    low: Buffer
 
 
 class Factor(NamedTuple):
@@ -58,7 +85,11 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> 
     """Append the product with each expert's matrix, for groups of its rows."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
-    of_experts = {"active": experts.active, "active_count": experts.active_count, "experts": weight.shape[0]}
+    of_experts: dict[str, object] = {
+        "active": experts.active,
+        "active_count": experts.active_count,
+        "experts": weight.shape[0],
+    }
     of_experts["expert_bytes"] = weight.shape[1] * CardWeights.row_bytes(weight)
     multiply_few(steps, operation, target, of_experts, [experts.active])
     operation.add_bias(steps)
@@ -73,7 +104,7 @@ def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
 
 
 def multiply_few(
-    steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, Any], reads: list[Buffer]
+    steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
 ) -> None:
     """Append a product with packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
@@ -86,8 +117,8 @@ def multiply_few(
         arguments |= {"x": source, "x_stride": source.stride}
         steps.append(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
     else:
-        codes, scales, sums = integers = steps.forms[operation.inputs[-1]]
-        arguments |= {"codes": codes, "scales": scales, "sums": sums}
+        integers = steps.form_of(operation, Planes)
+        arguments |= integers._asdict()
         steps.append(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
 
@@ -99,7 +130,7 @@ def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
         matrix, source = Factor(target.matrix(weight), width // 4), steps.buffers[x]
         multiply(steps, "f32", matrix, Factor(source, source.stride // 4), x, y, rows)
     elif kind == "BF16":
-        high, low = steps.forms[operation.inputs[-1]]
+        high, low = steps.form_of(operation, SplitBF16)
         for part in (high, low):
             matrix = Factor(target.matrix(weight), width // 2)
             multiply(steps, "bf16", matrix, Factor(part, part.stride // 2), x, y, rows, adds=part is low)
@@ -110,7 +141,7 @@ def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
 def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
     """Append a float16 product; weights are unpacked some rows at a time."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    halves, scales = steps.forms[operation.inputs[-1]]
+    halves, scales = steps.form_of(operation, Halved)
     rows, columns = weight.shape
     step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
     for first in range(0, rows, step):
@@ -140,7 +171,7 @@ def multiply(
 ) -> None:  # fmt: skip
     """Append y = source times a matrix, perhaps from some column on."""
     place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
-    arguments: dict[str, Any] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
+    arguments: dict[str, object] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
     arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
     arguments |= {"c_stride": place.buffer.stride // 4, "adds": adds}
     reads = [factor.place for factor in (source, matrix) if isinstance(factor.place, Buffer)]
@@ -155,9 +186,8 @@ def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget)
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
-    codes, scales, sums = integers = tuple(Buffer(most, size) for size in sizes)
-    arguments = {"x": source, "stride": source.stride, "columns": x.columns}
-    arguments |= {"codes": codes, "scales": scales, "sums": sums}
+    integers = Planes(*(Buffer(most, size) for size in sizes))
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns} | integers._asdict()
     steps.row_step("quantize_planes", x.rows, arguments, [source], [*integers])
     steps.forms[operation.output] = integers
 
@@ -166,7 +196,7 @@ def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the conversion of x to float16 with a scale per row."""
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
-    y, scales = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, 4)
+    y, scales = steps.forms[operation.output] = Halved(Buffer(most, source.stride // 2), Buffer(most, 4))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
     arguments |= {"y_stride": y.stride, "scales": scales}
     steps.row_step("halve", x.rows, arguments, [source], [y, scales])
@@ -176,7 +206,7 @@ def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> N
     """Append the conversion of x to the sum of two BF16 numbers."""
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
-    high, low = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, source.stride // 2)
+    high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most, source.stride // 2) for _ in range(2)))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"high": high, "low": low, "y_stride": high.stride}
     steps.row_step("split_bf16", x.rows, arguments, [source], [high, low])

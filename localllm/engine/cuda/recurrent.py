@@ -1,7 +1,6 @@
 """Recurrent states in GPU memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ class CardStates:
 
     def __init__(self, card: Card, size: int):
         """Allocate. Raises MemoryLimitError."""
-        self._card, self.address, self.nbytes = card, card.allocate(size), size
+        self._card, self.address = card, card.allocate(size)
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
@@ -27,21 +26,22 @@ class CardLayout(StateLayout):
 
     def __init__(self, card: Card, states: Sequence[Recurrent]):
         super().__init__(states)
-        self._card, self._bytes = card, self.zeros.nbytes
-        self.zeros = self.from_bytes(self.zeros.view(np.uint8))
+        self._card = card
+        self.zeros = self.from_bytes(np.zeros(self.nbytes, np.uint8))
 
-    def new(self) -> Any:
-        return CardStates(self._card, self._bytes)
+    def new(self) -> CardStates:
+        return CardStates(self._card, self.nbytes)
 
-    def address(self, memory: Any) -> int:
-        return int(memory.address)
+    def address(self, memory: object) -> int:
+        assert isinstance(memory, CardStates)
+        return memory.address
 
-    def content(self, memory: Any) -> np.ndarray:
-        return self._card.download(memory.address, memory.nbytes)
+    def content(self, memory: object) -> np.ndarray:
+        return self._card.download(self.address(memory), self.nbytes)
 
-    def from_bytes(self, content: np.ndarray) -> Any:
-        if content.nbytes != self._bytes:
-            raise ValueError(f"{content.nbytes} bytes for {self._bytes}")
+    def from_bytes(self, content: np.ndarray) -> CardStates:
+        if content.nbytes != self.nbytes:
+            raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
         memory = self.new()
         self._card.upload(memory.address, content)
         return memory

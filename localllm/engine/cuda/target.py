@@ -1,7 +1,7 @@
 """The GPU's choices: grids cover the most rows of a program, and kernels allocate their own scratch memory."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class CudaTarget:
     def layout_of(self, weight: Weight) -> tuple[str, int]:
         return CardWeights.format(weight), CardWeights.row_bytes(weight)
 
-    def scratch(self, size: int) -> dict[str, Any]:
+    def scratch(self, size: int) -> dict[str, object]:
         """Return no arguments: kernels have scratch memory of their own."""
         return {"scratch": 0, "scratch_bytes": 0}
 

@@ -3,8 +3,8 @@
 It ends with the steps that write keys and values to the cache, with Hadamard rotations where the cache needs them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.activation import ALL, WANTED, Activation, Node, Routed, Rows
 from localllm.engine.run import Header
 from localllm.frozen import frozen
+
+T = TypeVar("T")
 
 
 class StepPlaces(NamedTuple):
@@ -72,7 +74,7 @@ class Target(Protocol):
     @property
     def verbs(self) -> Mapping[str, Callable[..., None]]: ...
 
-    def matrix(self, weight: Weight) -> Any:
+    def matrix(self, weight: Weight) -> np.ndarray | int:
         """Return the kernel argument for a matrix. Raises UnsupportedError for a format that the target cannot read."""
         ...
 
@@ -80,7 +82,7 @@ class Target(Protocol):
         """Return the format of a matrix on this target, and the bytes from row to row."""
         ...
 
-    def scratch(self, size: int) -> dict[str, Any]:
+    def scratch(self, size: int) -> dict[str, object]:
         """Return the arguments of a kernel that needs `size` scratch bytes per thread."""
         ...
 
@@ -109,16 +111,20 @@ class Steps:
         self.all: list[Step] = []
         self.buffers: dict[Activation, Buffer] = {}
         self.counts: dict[Rows, np.ndarray] = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
-        self.forms: dict[Activation, Any] = {}
+        self.forms: dict[Activation, object] = {}
         self.experts: dict[Rows, Experts] = {}
         self.in_cache: dict[State, list[Buffer]] = {}
-        self._made: dict[Any, Any] = {}
+        self._made: dict[Hashable, Any] = {}
 
-    def memoize(self, key: Any, make: Callable[[], Any]) -> Any:
+    def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return make(), which is called once per key: for what all layers share."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def form_of(self, operation: Node, kind: type[T]) -> T:
+        """Return the form of this type among an operation's inputs."""
+        return next(form for x in operation.inputs if isinstance(form := self.forms.get(x), kind))
 
     # ---- memory ----
 
@@ -148,21 +154,21 @@ class Steps:
     # ---- steps ----
 
     def append(
-        self, kernel: str, arguments: dict[str, Any], parts: int, reads: list[Buffer], writes: list[Buffer],
+        self, kernel: str, arguments: dict[str, object], parts: int, reads: list[Buffer], writes: list[Buffer],
         count: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """Append a step; count: limits the parts."""
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
     def row_step(
-        self, kernel: str, rows: Rows, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]
+        self, kernel: str, rows: Rows, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
         """Append a step whose work is split by rows."""
         count = self.counts[rows]
         parts, limit = self.target.share(self.max_rows(rows), count)
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
-    def split_step(self, kernel: str, x: Activation, arguments: dict[str, Any], parts: int) -> None:
+    def split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
         """Append a step whose work on x is split otherwise, and that writes no buffer."""
         source = self.buffers[x]
         arguments |= {"count": self.counts[x.rows], "x": source, "stride": source.stride, "columns": x.columns}
@@ -191,7 +197,7 @@ class Steps:
         self.row_step("add", x.rows, {"x": y, "z": vector_of(vector), "z_stride": 0} | shape(x, y), [y], [y])
 
 
-def shape(x: Activation, y: Buffer) -> dict[str, Any]:
+def shape(x: Activation, y: Buffer) -> dict[str, object]:
     """Return the kernel arguments of the output: as wide as x."""
     return {"y": y, "stride": y.stride, "columns": x.columns}
 
@@ -208,10 +214,10 @@ def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) ->
     steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
 
 
-def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, Any]:
+def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, object]:
     """Return the kernel arguments that locate keys and values."""
     keys, values = sides
-    where: dict[str, Any] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
+    where: dict[str, object] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
     where |= {"keys": cache.address(keys), "key_head_stride": cache.head_stride(keys)}
     return where | {"values": cache.address(values), "value_head_stride": cache.head_stride(values)}
 
@@ -240,8 +246,8 @@ def rotate(
     return y
 
 
-def stream_arguments(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:
+def stream_arguments(cache: KVCache, side: Streams, header: Header) -> dict[str, object]:
     """Return the kernel arguments that locate a run's tokens in a stream."""
-    where = {"positions": header.positions, "owners": header.owners, "sequences": header.sequences}
-    stream = {"base": cache.address(side), "head_stride": cache.head_stride(side)}
-    return where | stream | {"token_bytes": side.token_bytes, "heads": side.heads}
+    where: dict[str, object] = {"positions": header.positions, "owners": header.owners}
+    where |= {"sequences": header.sequences, "base": cache.address(side), "head_stride": cache.head_stride(side)}
+    return where | {"token_bytes": side.token_bytes, "heads": side.heads}

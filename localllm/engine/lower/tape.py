@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any
+from typing import SupportsInt
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Step:
     """One kernel call. `arguments`, by name, are integers, floats, arrays (kept alive), and buffers for addresses."""
 
     kernel: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     parts: int  # at most
     count: np.ndarray | None  # int64 [1], limits the parts by its value when the step's stage begins
     reads: list[Buffer]
@@ -74,7 +74,7 @@ class Tape:
 
     def __init__(self, steps: list[Step] | None = None) -> None:
         self.steps: list[Step] = steps or []
-        self.memory: list[Any] = []  # referenced by the tape
+        self.memory: list[object] = []  # referenced by the tape
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
         self._addresses: dict[int, int] = {}  # addresses of arrays, by id: most occur in each layer
@@ -88,7 +88,7 @@ class Tape:
         named = {value.kernel for value in self._values() if isinstance(value, Address)}
         return named | {step.kernel for step in self.steps}
 
-    def _values(self) -> Iterator[Any]:
+    def _values(self) -> Iterator[object]:
         return (value for step in self.steps for value in step.arguments.values())
 
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
@@ -113,7 +113,7 @@ class Tape:
             address, previous = address + 8 * len(some), step.stage
         return np.array(rows, np.int64).reshape(len(rows), 5)
 
-    def _encode(self, value: Any) -> int:
+    def _encode(self, value: object) -> int:
         """Encode an argument as an int64: a number, the bits of a float32, or an address."""
         if type(value) is int:  # most of ten thousand
             return value
@@ -130,7 +130,10 @@ class Tape:
             return self._kernels[value.kernel]
         if isinstance(value, Scratch):
             return self._scratch
-        return self._scratch_bytes if value is SCRATCH_BYTES else int(value)
+        if value is SCRATCH_BYTES:
+            return self._scratch_bytes
+        assert isinstance(value, SupportsInt)
+        return int(value)
 
 
 def assign_stages(steps: list[Step]) -> None:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,10 +50,10 @@ def sample(data: np.ndarray) -> bytes:
     return b"".join(data[start : start + SAMPLE].tobytes() for start in starts)
 
 
-def describe_operations(operations: Sequence[Operation]) -> list[Any]:
+def describe_operations(operations: Sequence[Operation]) -> list[object]:
     """Describe operations in plain values, inputs by number."""
     numbers: dict[Activation, int] = {}
-    lines = []
+    lines: list[object] = []
     for number, operation in enumerate(operations):
         inputs = [numbers[x] for x in operation.inputs]
         names = sorted(each.name for each in fields(operation) if each.name not in ("inputs", "output"))
@@ -64,7 +63,7 @@ def describe_operations(operations: Sequence[Operation]) -> list[Any]:
     return lines
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Convert an operation's attribute so that equal values compare equal, and others do not."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
@@ -72,5 +71,5 @@ def plain(value: Any) -> Any:
         tensor, parts = value.tensor, (plain(value.bias), plain(value.scale))
         return tensor.name, tensor.format.name, tensor.shape, value.first_row, parts
     if isinstance(value, Mapping):
-        return sorted((name, plain(each)) for name, each in value.items())
+        return [(name, plain(value[name])) for name in sorted(value)]
     return repr(value)

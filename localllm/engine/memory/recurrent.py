@@ -6,7 +6,7 @@ So a fork shares the original's memory until either continues, and a snapshot co
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,10 @@ class StateLayout:
     """The offsets of all layers' states in a memory; float32, the last dimension of each padded to 16.
 
     Attributes:
-        zeros: initial states, float32.
+        zeros: a memory with the initial states.  nbytes: bytes of a memory.
     """
+
+    zeros: object
 
     def __init__(self, states: Sequence[Recurrent]):
         self._offsets: dict[tuple[int, int], int] = {}
@@ -32,33 +34,38 @@ class StateLayout:
             for number, shape in enumerate(state.shapes):
                 self._offsets[state.layer, number] = 4 * end
                 end += int(np.prod(shape[:-1])) * (-(-shape[-1] // LINE) * LINE)
-        self._size = end
+        self._size, self.nbytes = end, 4 * end
         self.zeros = self._aligned(np.zeros(end + LINE, np.float32))
 
     def offset(self, layer: int, number: int) -> int:
         """Return the byte offset of one of a layer's states."""
         return self._offsets[layer, number]
 
-    def new(self) -> np.ndarray:
-        """Allocate the states of a sequence, float32. Raises MemoryLimitError."""
+    def new(self) -> object:
+        """Allocate a memory for the states of a sequence. Raises MemoryLimitError."""
+        return self._allocate()
+
+    def _allocate(self) -> np.ndarray:
         try:
             return self._aligned(np.empty(self._size + LINE, np.float32))
         except MemoryError:
-            raise MemoryLimitError(f"no memory for the {4 * self._size / 1e6:.0f} MB of a sequence's states") from None
+            raise MemoryLimitError(f"no memory for the {self.nbytes / 1e6:.0f} MB of a sequence's states") from None
 
-    def address(self, memory: Any) -> int:
+    def address(self, memory: object) -> int:
         """Return the address of a memory."""
+        assert isinstance(memory, np.ndarray)
         return int(memory.ctypes.data)
 
-    def content(self, memory: Any) -> np.ndarray:
+    def content(self, memory: object) -> np.ndarray:
         """View a memory as bytes, uint8."""
-        return np.asarray(memory.view(np.uint8))
+        assert isinstance(memory, np.ndarray)
+        return memory.view(np.uint8)
 
-    def from_bytes(self, content: np.ndarray) -> Any:
+    def from_bytes(self, content: np.ndarray) -> object:
         """Allocate a memory with these bytes. Raises ValueError if the size differs; MemoryLimitError."""
-        if content.nbytes != self.zeros.nbytes:
-            raise ValueError(f"{content.nbytes} bytes for {self.zeros.nbytes}")
-        memory = self.new()
+        if content.nbytes != self.nbytes:
+            raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
+        memory = self._allocate()
         memory.view(np.uint8)[:] = content
         return memory
 
@@ -71,7 +78,7 @@ class Snapshot(NamedTuple):
     """The states after some number of tokens."""
 
     position: int
-    memory: np.ndarray
+    memory: object
 
 
 class RecurrentState:
@@ -84,7 +91,7 @@ class RecurrentState:
         source, target: the memories that a run reads and writes.
     """
 
-    def __init__(self, layout: StateLayout, position: int = 0, memory: np.ndarray | None = None):
+    def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
         """Begin with the states after `position` tokens, possibly shared; None: with zeros."""
         self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
         self.source = self.target = layout.zeros if memory is None else memory

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class SequenceState(Protocol):
         """
         ...
 
-    def append_from(self, source: Any, first: int, length: int, count: int) -> bool:
+    def append_from(self, source: Self, first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another state of this kind, from position `first` on, after the first `length`.
 
         Keys are unchanged: the backend rotates them. False if the other state lacks some. Raises MemoryLimitError.
@@ -114,7 +114,7 @@ class HybridState:
         """Refuse: recurrent states cannot drop tokens (see localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
-    def append_from(self, source: Any, first: int, length: int, count: int) -> bool:
+    def append_from(self, source: "HybridState", first: int, length: int, count: int) -> bool:
         """Refuse, as `shift`."""
         raise AssertionError
 

@@ -1,7 +1,7 @@
 """Attention and its KV cache: what all targets share; each computes scores in its own way."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +16,22 @@ from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.engine.operations.recording import Recording
+from localllm.engine.run import Span
 from localllm.errors import ModelError
 
 
 class AttentionSteps(NamedTuple):
-    """The inputs of a target's attention steps: from queries, and what is in the cache, to results y."""
+    """What a target's attention steps need.
+
+    Attributes:
+        state: the layer's.  sides: its keys and values in the cache.  heads: query heads.
+        arguments: of the kernels.  reads: buffers that they read.  y: the buffer of the results.
+    """
 
     state: Paged | Latent
     sides: tuple[Streams, Streams]
-    arguments: dict[str, Any]
+    heads: int
+    arguments: dict[str, object]
     reads: list[Buffer]
     y: Buffer
 
@@ -88,7 +95,7 @@ class Attend(StateOperation):
         # The encoder's are of another run.
         in_cache = steps.in_cache.get(state, []) if self.cross_attention else steps.in_cache[state]
         reads = [source, *in_cache, *([chosen] if chosen else [])]
-        return AttentionSteps(state, sides, arguments, reads, y)
+        return AttentionSteps(state, sides, self.heads, arguments, reads, y)
 
     def finish(self, steps: Steps, attention: AttentionSteps) -> None:
         """Append the steps that rotate results back."""
@@ -187,7 +194,7 @@ class AttentionReference(Computing, RowwiseVerbs):
         return s
 
     def _mask(
-        self, s: Array, span: Any, rows: slice, state: Paged | Latent, scores: Scores
+        self, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
     ) -> tuple[Array, Array | np.bool]:
         """Hide the keys that tokens do not see; and whether they see any, where keys were chosen."""
         keys, positions = s.shape[3], self.positions[rows, None]

@@ -1,7 +1,5 @@
 """Operations that move or combine the columns of rows: parts of heads, streams side by side."""
 
-from typing import Any
-
 import numpy as np
 
 from localllm.engine.lower.steps import Steps, Target, shape
@@ -41,7 +39,7 @@ class ConcatHeads(Operation):
     def lower(self, steps: Steps, target: Target) -> None:
         (x, z), heads = self.inputs, self.heads
         first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
-        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
+        arguments: dict[str, object] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
         arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if self.shared else heads)}
         arguments |= {"heads": heads, "shared": self.shared, "y": y, "stride": y.stride}
         steps.row_step("join", x.rows, arguments, [first, second], [y])
@@ -58,7 +56,7 @@ class HeadDots(Operation):
     def lower(self, steps: Steps, target: Target) -> None:
         x, z = self.inputs
         first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
-        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "z": second, "y": y, "stride": y.stride}
+        arguments: dict[str, object] = {"x": first, "x_stride": first.stride, "z": second, "y": y, "stride": y.stride}
         arguments |= {"heads": self.heads, "head_dim": x.columns // self.heads}
         steps.row_step("head_dots", x.rows, arguments, [first, second], [y])
 

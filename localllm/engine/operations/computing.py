@@ -1,12 +1,13 @@
 """Shared helpers to compute operations in NumPy: the spans of a run, and matrices in float32."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.weights import Weight
+from localllm.engine.run import Span
 from localllm.kernels.reference import dequantize
 
 Array = np.ndarray
@@ -30,7 +31,7 @@ class Computing:
     windows: np.ndarray | None = None
 
     def __init__(
-        self, spans: Sequence[Any], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
         """Prepare to compute some spans, as Program.run takes them; their stores are ReferenceCaches.
@@ -56,7 +57,7 @@ class Computing:
     def ignore(self, *weights: Weight | None) -> None:
         """Do nothing: tensors are accounted for when a model is recorded."""
 
-    def _rows(self) -> Iterator[tuple[Any, slice]]:
+    def _rows(self) -> Iterator[tuple[Span, slice]]:
         """Yield each span with the rows of its tokens."""
         for span, end in zip(self._spans, self._ends, strict=True):
             yield span, slice(end - len(span.ids), end)

@@ -1,6 +1,6 @@
 """Operations of mixtures of experts, and of heads that are treated like experts, each with its own matrix."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class ExpertLinear(Product, ChoiceOperation):
             return
         x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)
         y = steps.buffers[x]
-        arguments: dict[str, Any] = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": vectors}
+        arguments: dict[str, object] = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": vectors}
         arguments["z_stride"] = vectors.strides[0]
         reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
         steps.row_step("add_by_expert", x.rows, arguments | shape(x, y), reads, [y])

@@ -1,7 +1,7 @@
 """Operations that select which keys tokens see, by the scores of an indexer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class SelectKeys(StateOperation):
     block: int
     heads: int
 
-    def prepare(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer], Buffer, str]:
+    def prepare(self, steps: Steps) -> tuple[dict[str, object], list[Buffer], Buffer, str]:
         """Append the steps that store the index's new keys.
 
         Returns arguments of the kernel that selects, what it reads and writes, and the kernel.
@@ -42,16 +42,16 @@ class SelectKeys(StateOperation):
         side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
         steps.in_cache[index] = [store(steps, k, rotate(steps, k, block), side)]
         source, y = rotate(steps, q, block), steps.new(self.output)
-        arguments: dict[str, Any] = {"positions": steps.header.positions, "owners": steps.header.owners}
+        arguments: dict[str, object] = {"positions": steps.header.positions, "owners": steps.header.owners}
         arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
         arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
         more, reads = self.own_arguments(steps)
         arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | more
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
-    def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
+    def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
         """Return this kernel's additional arguments, and those of them that it reads."""
-        arguments: dict[str, Any] = {"heads": self.heads}
+        arguments: dict[str, object] = {"heads": self.heads}
         if weights := [steps.buffers[x] for x in self.inputs[2:]]:
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
         return arguments | {"weights": np.ones(self.heads, np.float32), "weights_stride": 0}, []
@@ -66,8 +66,8 @@ class SelectKeyBlocks(SelectKeys):
 
     local: int
 
-    def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
-        arguments = {"local": self.local, "heads": self.heads}
+    def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
+        arguments: dict[str, object] = {"local": self.local, "heads": self.heads}
         return arguments | {"choice_stride": 4 * self.output.columns // self.heads}, []
 
 

@@ -1,7 +1,5 @@
 """Operations that depend on tokens' positions: rotary embeddings, and scales that grow with the distance."""
 
-from typing import Any
-
 import numpy as np
 
 from localllm.arch.rope import Rope
@@ -12,6 +10,7 @@ from localllm.engine.operations.activation import ALL, Activation, Rows
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import Recording
+from localllm.engine.run import Span
 from localllm.errors import ModelError
 
 LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
@@ -52,7 +51,7 @@ class Rotate(Operation):
             pairs = rope.dims // 2
             frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
             table = Buffer(steps.target.tokens, pairs * 8)
-            arguments: dict[str, Any] = {"positions": steps.header.turns, "before": rope.before}
+            arguments: dict[str, object] = {"positions": steps.header.turns, "before": rope.before}
             arguments |= {"frequencies": frequencies, "pairs": pairs}
             steps.row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
             return table
@@ -141,7 +140,7 @@ class PositionReference(Computing):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 
-def positions_of(span: Any) -> np.ndarray:
+def positions_of(span: Span) -> np.ndarray:
     """Return positions by time, height and width, of its tokens: int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:

@@ -4,7 +4,6 @@ Every part of a step processes the run's sequences one after the other; parts sh
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ class ScanOperation(StateOperation):
     state: Recurrent
     number: int
 
-    def scan(self, steps: Steps, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, Any]) -> None:
+    def scan(self, steps: Steps, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, object]) -> None:
         """Append a step that reads and changes the state; names: of the inputs, as the kernel calls them."""
         assert steps.layout is not None
         inputs, y = [steps.buffers[x] for x in self.inputs], steps.new(self.output)
@@ -65,7 +64,7 @@ class HeadScan(ScanOperation):
     key_heads: int
     repeat: int
 
-    def scan_heads(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, Any]) -> None:
+    def scan_heads(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
         """Append the step of a rule, see HEAD_SCAN of localllm.kernels.arguments."""
         heads, key_dim, value_dim = self.state.shapes[self.number]
         inputs = dict(zip(names, self.inputs, strict=True))
@@ -114,7 +113,7 @@ class LightningAttention(HeadScan):
 class RowScan(ScanOperation):
     """A scan by heads with a decay for every row of the state."""
 
-    def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, Any]) -> None:
+    def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
         """Append the step of a rule, see WKV of localllm.kernels.arguments."""
         heads, key_dim, value_dim = self.state.shapes[self.number]
         arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}

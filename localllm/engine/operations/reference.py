@@ -4,7 +4,6 @@ The verbs are specified in localllm.arch.verbs. Activations are float32 [tokens,
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from localllm.engine.operations.linear import LinearReference
 from localllm.engine.operations.positions import PositionReference
 from localllm.engine.operations.recurrent import RecurrentReference
 from localllm.engine.operations.tokens import TokenReference
+from localllm.engine.run import Span
 
 
 class Reference(
@@ -29,7 +29,7 @@ class Reference(
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     def __init__(
-        self, spans: Sequence[Any], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
         super().__init__(spans, matrices, context, observer)

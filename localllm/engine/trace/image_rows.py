@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.operation import Operation
 from localllm.engine.run import BATCH
 from localllm.engine.trace.recorder import Recorder
+
+if TYPE_CHECKING:
+    from localllm.arch.vision.hyperparameters import Vision
 
 
 class Angles(NamedTuple):
@@ -36,7 +39,7 @@ class Angles(NamedTuple):
 class TurningRecorder(Recorder):
     """A builder for runs of at most `tokens` tokens whose angles are filled in beforehand."""
 
-    def __init__(self, hyperparameters: Any, context: int, tokens: int):
+    def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, tokens: int):
         super().__init__(hyperparameters, context)
         self.angles, self._tokens = list[Angles](), tokens
 
@@ -85,7 +88,9 @@ class RowOperations(NamedTuple):
     angles: list[Angles]
 
 
-def row_operations(forward: Callable[..., Any], w: Weights, h: Hyperparameters, context: int, is_whole: bool) -> Any:
+def row_operations(
+    forward: Callable[..., Activation], w: Weights, h: Hyperparameters, context: int, is_whole: bool
+) -> RowOperations | None:
     """Trace a model whose family supports image rows; None for others."""
     recorder = RowRecorder(h, context, is_whole)
     forward(recorder, w, h)

@@ -5,7 +5,7 @@ recorded in their family's file of localllm.engine.operations.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights, without_other_parts
@@ -25,6 +25,9 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Oddities
 
+if TYPE_CHECKING:
+    from localllm.arch.vision.hyperparameters import Vision
+
 # Tensors that no verb needs, present or not.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
@@ -39,7 +42,7 @@ class Recorder(
         encoding: operations of the encoder, if there is one.
     """
 
-    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: HiddenStateTap | None = None):
+    def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, shown: HiddenStateTap | None = None):
         """Begin a trace; context: the most tokens of a sequence.  shown: the hidden states to export."""
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
         self.encoding = list[Operation]()
@@ -64,7 +67,7 @@ class Recorder(
 
 def trace_model(
     file: GGUFFile,
-    forward: Callable[[Any, Weights, Any], Activation],
+    forward: Callable[..., Activation],
     weights: Weights,
     hyperparameters: Hyperparameters,
     context: int,
