@@ -112,7 +112,7 @@ class Model(GenerationMixin):
     def files(self) -> list[str]:
         """Return the paths of all files that were read, those of draft models included."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
-        return [*self.file.parts, *drafts, *filter(None, [self.engine.head_path])]
+        return [*self.file.parts, *drafts, *filter(None, [self.engine.draft_head_path])]
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """Return the token ids of a text; see Tokenizer.encode."""
@@ -242,7 +242,11 @@ class Model(GenerationMixin):
 
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
-        places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
+        places = (
+            max(self.context + PAGE, room // self.engine.bytes_per_token)
+            if self.engine.bytes_per_token
+            else sys.maxsize
+        )
         self.session.cache.collect()
         chunk = most_between_steps(self.file.parameters)
         cache = PrefixCache(self.engine, self.prefixes, self.written, is_shared=True, is_live=True) if live else None

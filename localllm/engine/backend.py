@@ -16,13 +16,13 @@ class Backend(Protocol):
     """Computes a model's runs."""
 
     warning: str | None  # a line for the user, or None
-    place_bytes: int  # memory of one token in all layers
+    bytes_per_token: int  # memory of one token in all layers
 
     def store(self) -> SequenceState:
         """Create the state of a new sequence."""
         ...
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         """Return the token places in use and in total, in whole pages."""
         ...
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Prepare to rotate keys, those of each layer by its RopeShift. Raises LocalllmError."""
         ...
 
-    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         ...
 

@@ -24,7 +24,7 @@ def append_from(engine: "Engine", sequence: "Sequence", source: "Sequence", firs
             if not sequence.store.append_from(source.store, first, place, count):
                 return False
             if first != place:
-                engine.backend.turn(sequence.store, place, place + count, first - place)
+                engine.backend.rotate_keys(sequence.store, place, place + count, first - place)
         except BaseException:
             sequence.store.truncate(place)
             raise

@@ -27,9 +27,9 @@ def rows_for(width: int) -> np.ndarray:
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
-def hidden_state_tap(guesser: DraftHeadSource | None) -> HiddenStateTap | None:
+def hidden_state_tap(head_source: DraftHeadSource | None) -> HiddenStateTap | None:
     """Return the model's hidden states that it needs, with memory for them."""
-    return HiddenStateTap(rows_for(guesser.columns), guesser.layers) if guesser else None
+    return HiddenStateTap(rows_for(head_source.columns), head_source.layers) if head_source else None
 
 
 class DraftHead:
@@ -38,17 +38,21 @@ class DraftHead:
     It reads any number of them, one per run. Threads that call it wait for each other.
     """
 
-    def __init__(self, guesser: DraftHeadSource, context: int, options: EngineOptions):
+    def __init__(self, head_source: DraftHeadSource, context: int, options: EngineOptions):
         """Compile the head. Raises ModelError, MemoryLimitError, LocalllmError."""
-        h, self.context = guesser.hyperparameters, context
+        h, self.context = head_source.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
         self.runs, self.lock, self.orphaned = Runs(LATER), lock_for(self), list[SequenceState]()
         self._before, self._made = rows_for(self.width), rows_for(self.width)
-        self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
-        if isinstance(guesser.state, Recurrent):
-            raise ModelError(f"{guesser.path}: a draft layer should have attention")
-        operations, fusing = self._record(guesser)
-        self._backend = CpuBackend(operations, [guesser.state], context, options)
+        self._shown, self._columns, self._tokens = (
+            rows_for(head_source.columns),
+            head_source.columns,
+            head_source.tokens,
+        )
+        if isinstance(head_source.state, Recurrent):
+            raise ModelError(f"{head_source.path}: a draft layer should have attention")
+        operations, fusing = self._record(head_source)
+        self._backend = CpuBackend(operations, [head_source.state], context, options)
         self._fuse = self._backend.beside(fusing) if fusing else None
 
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:

@@ -12,14 +12,14 @@ from localllm.errors import UnsupportedError
 class EmbeddingOnlyEngine:
     """An engine of a model that has no text to generate: every run raises. Attributes: see Engine."""
 
-    device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None
+    device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
 
     def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         """Return the token places in use and in total: there is no cache."""
         return 0, 0
 

@@ -89,11 +89,11 @@ class Engine:
         self.orphaned, self._path = list[SequenceState](), file.path
         weights = Weights(file.tensors)
         self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
-        self._guesser: DraftHeadSource | None = None
+        self._head_source: DraftHeadSource | None = None
         drafts = options.backend == "cpu" and has_guessing_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
-            self._guesser = own_layer(file, model, self.hyperparameters)
-        self._shown = hidden_state_tap(self._guesser)
+            self._head_source = own_layer(file, model, self.hyperparameters)
+        self._shown = hidden_state_tap(self._head_source)
         recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
@@ -137,16 +137,16 @@ class Engine:
     def _empty(self) -> Sequence:
         return Sequence(self, self.backend.store())
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         """Return the token places in use and in total; whole pages, shared ones counted once."""
         with self.lock:
             self._clean_up()
-            return self.backend.places()
+            return self.backend.cache_usage()
 
     @property
-    def place_bytes(self) -> int:
+    def bytes_per_token(self) -> int:
         """Memory of one token in all layers, in bytes."""
-        return self.backend.place_bytes
+        return self.backend.bytes_per_token
 
     @property
     def backend(self) -> Backend:
@@ -190,32 +190,32 @@ class Engine:
             rows = self._read([reading.with_tokens(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
-    def listen(self, sequence: Sequence) -> DraftSequence:
+    def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
         """Attach the draft head to this sequence: it reads what the sequence reads from now on.
 
         Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
         """
         with self.lock:
-            if self._guesser is None:
+            if self._head_source is None:
                 raise UsageError(f"{self._path} has no MTP layer, or {self.device} does not support it")
             if self._head is None:
-                self._head = DraftHead(self._guesser, self.context, self._options)
+                self._head = DraftHead(self._head_source, self.context, self._options)
             follower = sequence.listener
             if not isinstance(follower, DraftSequence) or follower.engine is not self._head:
                 sequence.listener = follower = self._head.follower(len(sequence.tokens))
             return follower
 
     @property
-    def has_guess_layer(self) -> bool:
+    def has_draft_head(self) -> bool:
         """Return whether there is a draft head, of the model or in another file."""
-        return self._guesser is not None
+        return self._head_source is not None
 
     @property
-    def head_path(self) -> str | None:
+    def draft_head_path(self) -> str | None:
         """The other file with a draft head, if there is one."""
-        return self._guesser.path if self._guesser and self._guesser.layers else None
+        return self._head_source.path if self._head_source and self._head_source.layers else None
 
-    def use_head(self, file: GGUFFile) -> None:
+    def load_draft_head(self, file: GGUFFile) -> None:
         """Use the draft head of this file instead of the model's own. To be called before any reading.
 
         Raises UsageError if it is for another model, UnsupportedError if this model exposes no hidden states,
@@ -225,15 +225,15 @@ class Engine:
             backend = self.backend
             if not isinstance(backend, CpuBackend):
                 raise UsageError(f"{file.path}: draft heads run on the CPU only, not on {self.device}")
-            guesser = head(file, self._file, self.hyperparameters)
-            shown = hidden_state_tap(guesser)
+            head_source = head(file, self._file, self.hyperparameters)
+            shown = hidden_state_tap(head_source)
             operations = self._record(shown).operations
             if not any(isinstance(operation, ExportHidden) for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not expose the hidden states that a draft head needs"
                 raise UnsupportedError(f"{self._path}: {kind}")
-            made = DraftHead(guesser, self.context, self._options)
+            made = DraftHead(head_source, self.context, self._options)
             backend.become(operations)
-            before, self._head, self._guesser, self._shown = self._head, made, guesser, shown
+            before, self._head, self._head_source, self._shown = self._head, made, head_source, shown
         if before:
             before.close()
 
@@ -264,7 +264,7 @@ class Engine:
             try:
                 kept = store.shift(keep, count) if held >= keep + count else store.truncate(min(held, keep))
                 if kept > keep:
-                    self.backend.turn(store, keep, kept, positions)
+                    self.backend.rotate_keys(store, keep, kept, positions)
             except BaseException:
                 store.truncate(keep)
                 raise
@@ -378,10 +378,10 @@ class Engine:
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence = readings[number].sequence
             sequence.commit_tokens(span.position, span.ids, span.seen)
-            if self._shown and self._guesser:
+            if self._shown and self._head_source:
                 made, told = self._shown.memory[told : told + len(span.ids)], told + len(span.ids)
                 if sequence.listener and sequence.listener.engine is self._head:
-                    sequence.listener.on_hidden_states(span.position, span.ids, made[:, : self._guesser.columns])
+                    sequence.listener.on_hidden_states(span.position, span.ids, made[:, : self._head_source.columns])
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 

@@ -37,9 +37,9 @@ class ImageEmbedding:
         """Assign ids to the rows; digest: of the image and its encoder. Raises UsageError for too many rows."""
         if len(rows) > MOST_ROWS:
             raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MOST_ROWS}")
-        self.rows, self.axes, self.is_whole = rows, axes, is_whole
+        self.rows, self.mrope_offsets, self.is_whole = rows, axes, is_whole
         self.key = int.from_bytes(hashlib.sha256(digest).digest()[:8], "little") >> (64 - KEY_BITS)
-        self.places = len(rows) if axes is None else int(axes.max()) + 1
+        self.position_count = len(rows) if axes is None else int(axes.max()) + 1
         first = self.key << ROW_BITS
         self.ids = [-1 - (first | row) for row in range(len(rows))]
 
@@ -51,9 +51,9 @@ class ImageEmbedding:
     def mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
         """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's place in the sequence."""
         first = row_of(int(ids[0]))
-        if self.axes is None:
+        if self.mrope_offsets is None:
             return np.repeat(np.arange(place, place + len(ids))[:, None], 3, axis=1)
-        return self.axes[first : first + len(ids)] + (place - first)
+        return self.mrope_offsets[first : first + len(ids)] + (place - first)
 
 
 def key_of(token: int) -> int:
@@ -77,7 +77,7 @@ def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
 
     Images may take fewer positions than rows.
     """
-    return sum(len(seen.rows) - seen.places for begin, seen in images if begin + len(seen.rows) <= place)
+    return sum(len(seen.rows) - seen.position_count for begin, seen in images if begin + len(seen.rows) <= place)
 
 
 def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
@@ -130,7 +130,7 @@ def is_worth_caching(tokens: Ids[int]) -> bool:
     return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
-def piece_ends(tokens: Ids[int], runs: Runs) -> list[int]:
+def chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
     """List where reading can resume: ends of whole runs, and of images that no other image follows soon."""
     end, found = 0, set[int]()
     while (end := runs.next_end(end)) <= len(tokens):

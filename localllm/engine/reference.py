@@ -21,7 +21,7 @@ class ReferenceBackend:
     """A model in plain NumPy, always in full precision."""
 
     warning: str | None = None
-    place_bytes = 0  # memory is managed by Python
+    bytes_per_token = 0  # memory is managed by Python
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ReferenceBackend:
     def store(self) -> ReferenceCache:
         return ReferenceCache(self._kv_type)
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         """Return zeros: no places are reserved, and there is no limit."""
         return 0, sys.maxsize
 
@@ -64,10 +64,10 @@ class ReferenceBackend:
         """Keep how each layer's keys rotate."""
         self._turns = turns
 
-    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         assert isinstance(store, ReferenceCache)
         for state, turn in self._turns.items():
-            store.turn(state, turn, first, end, distance)
+            store.rotate_keys(state, turn, first, end, distance)
 
     def close(self) -> None:
         """Do nothing."""

@@ -60,7 +60,7 @@ class Header:
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
-        self.turns = zeros((tokens,))  # RoPE positions
+        self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
         self.few_counts = zeros((2,))  # tokens and wanted ones, if too few for tiles, else 0
@@ -75,7 +75,7 @@ class Header:
             end, length = first + count, span.position + count
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
-            self.turns[first:end] = self.positions[first:end] - span.ahead
+            self.rotary_positions[first:end] = self.positions[first:end] - span.ahead
             self.owners[first:end] = number
             self.sequences[number] = first, count, length, *span.store.addresses, span.encoded
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
@@ -94,7 +94,7 @@ class Header:
         firsts, tokens = ends - counts, int(ends[-1])
         self.ids[:tokens] = np.concatenate([text.ids for text in texts])
         self.positions[:tokens] = np.arange(tokens) - np.repeat(firsts, counts)
-        self.turns[:tokens] = self.positions[:tokens]
+        self.rotary_positions[:tokens] = self.positions[:tokens]
         self.kinds[:tokens] = self.positions[:tokens] >= np.repeat([text.second for text in texts], counts)
         self.owners[:tokens] = np.repeat(np.arange(number), counts)
         tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)

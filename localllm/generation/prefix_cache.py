@@ -126,7 +126,7 @@ class PrefixCache:
         from localllm.generation.chunk_reuse import find_reuse  # for serve only
 
         # A draft head needs the hidden states, which are not cached.
-        if self.engine.has_guess_layer or has_images(query.ids):
+        if self.engine.has_draft_head or has_images(query.ids):
             return None
         with self.lock:
             latest = (one for one in (*self._busy, *reversed(self.idle)) if one is not sequence and not one.closed)
@@ -348,7 +348,7 @@ class PrefixCache:
         """
         with self.lock:
             self._collect()
-            used, places = self.engine.places()
+            used, places = self.engine.cache_usage()
             if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used + self.context > places:
                 return
             self._parked.append(self._fork(self.idle[-1]))

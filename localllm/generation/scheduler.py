@@ -368,7 +368,7 @@ class Scheduler:
     # Memory.
 
     def _free_places(self) -> int:
-        used, count = self._engine.places()
+        used, count = self._engine.cache_usage()
         return min(count, self._places) - used
 
     def _make_room(self, error: MemoryLimitError) -> None:

@@ -41,7 +41,7 @@ SINKHORN = ROWWISE["sinkhorn"].arguments
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
 HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
 # y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
-MIX = arguments("count x x_stride streams width weights weights_stride y stride columns")
+MIX_STREAMS = arguments("count x x_stride streams width weights weights_stride y stride columns")
 # Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[t] = table[ids[t]], all int64.
@@ -56,9 +56,9 @@ SELECT = arguments("count x rows y stride columns")
 # y[i] = the rows of x of the run's i-th sequence as one: kind 0 their mean, 1 the first, 2 the last.
 POOL = arguments("count sequences x y stride columns kind")
 # y = `columns` columns of x, in equal groups: of each `period` columns those from number `first` on.
-COLUMNS = arguments("count x x_stride first groups period y stride columns")
+SLICE_COLUMNS = arguments("count x x_stride first groups period y stride columns")
 # y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
-JOIN = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
+CONCAT_HEADS = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
 # On a card: total = x + z, y = RMS_NORM of total, of whole rows; total may be x.
 ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
 # On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
@@ -221,7 +221,7 @@ PLAN_EXPERTS = arguments("count chosen used experts next_rows active active_coun
 # token's chosen get columns that are part_bytes apart.
 GATHER = arguments("count pairs used x x_stride weights part_bytes y stride columns")
 # y[token] = x[row] of all its pairs, `columns` each, side by side.
-COLLECT = arguments("count rows used x x_stride y stride columns")
+FROM_HEADS = arguments("count rows used x x_stride y stride columns")
 # y[token] = the sum of x[row] over a token's pairs, each times its weight unless weights is 0.
 SCATTER = arguments("count rows used x x_stride weights y stride columns")
 # y[row] = x[row] + z[expert of the row's pair]; count: of rows.
@@ -261,7 +261,7 @@ STREAM = arguments("memory size results")
 PEAK = arguments("memory rounds")
 # On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
 HALVE = arguments("count x stride columns y y_stride scales")
-RESCALE = arguments("count y stride columns scales")
+SCALE_ROWS = arguments("count y stride columns scales")
 # On a card: x = high + low, both BF16.
 SPLIT_BF16 = arguments("count x stride columns high low y_stride")
 # On a card: int64 words from memory of the host to the card's own.
@@ -271,7 +271,7 @@ KERNELS: dict[str, Any] = {
     **{name: verb.arguments for name, verb in ROWWISE.items()},
     "fetch": FETCH,
     "halve": HALVE,
-    "rescale": RESCALE,
+    "scale_rows": SCALE_ROWS,
     "split_bf16": SPLIT_BF16,
     "embed": EMBED,
     "replace_ids": REPLACE_IDS,
@@ -279,8 +279,8 @@ KERNELS: dict[str, Any] = {
     "hash": HASH,
     "select": SELECT,
     "pool": POOL,
-    "columns": COLUMNS,
-    "join": JOIN,
+    "slice_columns": SLICE_COLUMNS,
+    "concat_heads": CONCAT_HEADS,
     "add_rms_norm": ADD_RMS_NORM,
     "rms_norm_rope": RMS_NORM_ROPE,
     "scale_by_position": SCALE_BY_POSITION,
@@ -313,7 +313,7 @@ KERNELS: dict[str, Any] = {
     "plan_experts": PLAN_EXPERTS,
     "gather": GATHER,
     "scatter": SCATTER,
-    "collect": COLLECT,
+    "from_heads": FROM_HEADS,
     "add_by_expert": ADD_BY_EXPERT,
     "experts_quantized": EXPERTS_QUANTIZED,
     "experts_float": EXPERTS_FLOAT,
@@ -325,7 +325,7 @@ KERNELS: dict[str, Any] = {
     "head_scan": HEAD_SCAN,
     "wkv": WKV,
     "head_dots": HEAD_DOTS,
-    "mix": MIX,
+    "mix_streams": MIX_STREAMS,
     "add_squares": ADD_SQUARES,
     "add_expert_squares": ADD_EXPERT_SQUARES,
     "stream": STREAM,

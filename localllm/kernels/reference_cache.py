@@ -85,7 +85,7 @@ class ReferenceCache:
         self._rotations, self._length = source._rotations, length + count
         return True
 
-    def turn(self, state, turn, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, state, turn, first: int, end: int, distance: int) -> None:
         """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
         keys, *values = self._layers[state]
         moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others

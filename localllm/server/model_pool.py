@@ -54,8 +54,8 @@ class ModelEntry:
         if self.worker is None:
             return 0
         model = self.worker.model
-        places = model.engine.places()[0]
-        return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.place_bytes
+        places = model.engine.cache_usage()[0]
+        return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.bytes_per_token
 
     @property
     def needed_bytes(self) -> int:

@@ -24,7 +24,7 @@ from localllm.kernels.build.objects import object_folder
 from localllm.kernels.build.shipped import source_hash
 from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.kernels.machine import Lane
 from scripts.tools.cross_compile import HANDLER, handler, initialize
 
@@ -67,10 +67,10 @@ class WheelError(Exception):
 
 def kernels_by_part() -> dict[str, list[str]]:
     """List all kernels but those of AMX: those of a format together, and others."""
-    parts = {name: [*(f"{piece}-{name}" for piece in PIECES), f"embed-{name}"] for name in SUB_BLOCK}
+    parts = {name: [*(f"{piece}-{name}" for piece in VARIANTS), f"embed-{name}"] for name in SUB_BLOCK}
     parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
     kinds = {name for name, module in MODULES.items() if not module.startswith("amx")}
-    by_format = {*PIECES, "linear_float", "embed"}
+    by_format = {*VARIANTS, "linear_float", "embed"}
     by_storage = {"attend", "store", "recall", "select_keys", "select_key_blocks"}
     by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
     parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}

@@ -33,7 +33,7 @@ PROGRAM = [sys.executable, "-m", "localllm"]
 class Talking(ToolTalker):
     """A ToolTalker for a batch."""
 
-    place_bytes = 0
+    bytes_per_token = 0
 
     def run(self, requests: Any, logits: str, precise: bool) -> list[Any]:
         return [sequence.append(list(ids), logits) for sequence, ids in requests]

@@ -11,7 +11,7 @@ from project import ROOT
 
 from localllm.engine.memory.cache import Reserved
 from localllm.kernels.cpu import SUB_BLOCK
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.system import cpu, memory
 from localllm.system.cpu import arm_features
 from localllm.system.memory import available_memory
@@ -55,7 +55,7 @@ def called(text: str) -> set[str]:
     ],
 )
 def test_products_of_bytes(system, cpu, products):
-    text = assembly(system, cpu, *(f"{piece}-TQ2_0" for piece in PIECES))
+    text = assembly(system, cpu, *(f"{piece}-TQ2_0" for piece in VARIANTS))
     assert instructions(text) & BYTE_PRODUCTS == products
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
 

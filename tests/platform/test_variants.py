@@ -68,8 +68,8 @@ def test_another_cpu(cpu, file):
 
 ASSEMBLY = """
 from localllm.kernels.build.compile import linked
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES
-for piece in PIECES:
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
+for piece in VARIANTS:
     module, machine = linked(f"{piece}-Q4_K")
     print(machine.emit_assembly(module))
 """

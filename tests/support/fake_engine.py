@@ -21,7 +21,7 @@ class FakeEngine:
     """
 
     device = "CPU"
-    has_guess_layer = False
+    has_draft_head = False
     written = None
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
@@ -47,7 +47,7 @@ class FakeEngine:
     def require_shift(self) -> None:
         """Accept: this engine can shift."""
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
 
     @property

@@ -26,7 +26,7 @@ class FakeSequences:
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
         """row: from all the tokens so far to the logits float32 [vocab_size] after them."""
         self.vocab_size, self.context, self.row = vocab_size, context, row
-        self.runs, self.has_guess_layer, self.written = Runs(), False, None
+        self.runs, self.has_draft_head, self.written = Runs(), False, None
         self.made: list[FakeSequence] = []
         self.steps: list[int] = []
         self.read: list[int] = []
@@ -60,7 +60,7 @@ class FakeSequences:
             found.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
         return self.give(found)
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.made if not sequence.closed), 10**6
 
     def give(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens
 from localllm.kernels.machine import Lane
 from localllm.kernels.reference import dequantized_bits
 
@@ -49,13 +49,13 @@ def compiled_for(names: Iterable[str]) -> list[str]:
     for name in names:
         kind, _, format = name.partition("-")
         is_whole = kind == "linear_quantized" and format
-        found += [kind, *(f"{piece}-{format}" for piece in PIECES)] if is_whole else [name]
+        found += [kind, *(f"{piece}-{format}" for piece in VARIANTS)] if is_whole else [name]
     return found
 
 
 def pieces(library: Library, format: str, columns: int, lane: Lane | None = None) -> dict[str, np.ndarray | int]:
     """Return the table from which a product of quantized weights takes its kernel variants."""
-    addresses = [library.addresses[f"{piece}-{format}"] for piece in PIECES]
+    addresses = [library.addresses[f"{piece}-{format}"] for piece in VARIANTS]
     return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
 
 

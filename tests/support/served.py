@@ -39,7 +39,7 @@ class Scripted(Talker):
         steps: of each run, how many tokens each sequence read.  gate: runs wait for it.
     """
 
-    place_bytes = 0
+    bytes_per_token = 0
 
     def __init__(self, tokenizer: Any, context: int, script: Mapping[str, str]):
         super().__init__(tokenizer, context)

@@ -303,7 +303,7 @@ def test_two_caches_are_as_one():
     parts = [KVCache([Paged(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
              for layer, dim, window in ((0, 16, None), (1, 32, 40))]  # fmt: skip
     joint, pages = JointCache(*parts), np.array([2, 0])
-    assert (joint.window, joint.place_bytes) == (40, 2 * 4 * 16 + 2 * 4 * 32)
+    assert (joint.window, joint.bytes_per_token) == (40, 2 * 4 * 16 + 2 * 4 * 32)
     for local, nbytes in ((False, parts[0].page_bytes(False)), (True, parts[1].page_bytes(True))):
         content = np.random.default_rng(1).integers(1, 256, 2 * nbytes).astype(np.uint8)
         joint.fill(pages, local, content)

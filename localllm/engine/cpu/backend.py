@@ -36,7 +36,11 @@ class CpuBackend:
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
         program = compile_program(operations, places, options.thread_count, options.progress)
-        self.store, self.places, self.place_bytes = self.room.store, self.room.places, self.room.place_bytes
+        self.store, self.cache_usage, self.bytes_per_token = (
+            self.room.store,
+            self.room.cache_usage,
+            self.room.bytes_per_token,
+        )
         self._run, self.warning, self._programs = program.run, program.warning, [program]
         self._rows, self._places, self._options = rows, places, options
         self._row_programs: dict[bool, RowProgram] = {}
@@ -88,4 +92,4 @@ class CpuBackend:
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         from localllm.engine.cpu.rope_shift import KeyRotator  # rarely needed
 
-        self.turn = KeyRotator(self._cache, self._states, turns).turn
+        self.rotate_keys = KeyRotator(self._cache, self._states, turns).rotate_keys

@@ -8,7 +8,7 @@ import numpy as np
 from localllm.engine.operations.activation import ALL, Routed, Rows
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens, variant_for
 
 EVERY = 1 << 40  # tokens
 # The most frequent first runs: a short prompt in a chat template, and one token.
@@ -32,9 +32,9 @@ class VariantProduct(NamedTuple):
             first, most_precise = 1, EVERY if last <= most_precise else 0
         most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
         counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
-        pieces: Callable[..., int] = piece_for
+        pieces: Callable[..., int] = variant_for
         found = {pieces(count, self.few, most_precise) for count in counts if 0 < count <= last}
-        return [f"{PIECES[piece]}-{self.format}" for piece in sorted(found)]
+        return [f"{VARIANTS[piece]}-{self.format}" for piece in sorted(found)]
 
 
 class VariantTable:
@@ -46,7 +46,7 @@ class VariantTable:
 
     def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, object]:
         """Return the arguments by which a product finds its variants."""
-        table = self._tables.setdefault(format, np.zeros(len(PIECES), np.int64))
+        table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
         self._products[product] = None
         return {"pieces": table, "few_tokens": product.few}
@@ -65,7 +65,7 @@ class VariantTable:
     def fill(self, addresses: dict[str, int]) -> None:
         """Store the variants' addresses."""
         for format, table in self._tables.items():
-            table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in PIECES]
+            table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in VARIANTS]
 
 
 class Loader:

@@ -58,7 +58,7 @@ class KeyRotator:
         count = self._header.token_count
         self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
-    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         self._distances[:] = -distance
         for position in range(first, end, BATCH):

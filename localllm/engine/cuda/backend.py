@@ -56,7 +56,7 @@ class CudaBackend:
             self._front = compile_program(halves.before, places, options.thread_count, options.progress, taken)
             operations, self.warning = halves.behind, self._front.warning
         room = CachePool(both, layout)
-        self.store, self.places, self.place_bytes = room.store, room.places, room.place_bytes
+        self.store, self.cache_usage, self.bytes_per_token = room.store, room.cache_usage, room.bytes_per_token
         self._program = CudaProgram(card, operations, cache, layout, context, options, taken)
         self.warning = self.warning or card.warning
 
@@ -83,7 +83,7 @@ class CudaBackend:
         """Raise UnsupportedError."""
         raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
 
-    def turn(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         raise AssertionError
 
     def close(self) -> None:

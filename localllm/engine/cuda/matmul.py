@@ -153,7 +153,7 @@ def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: 
         target_rows = BufferSlice(y, 4 * first)
         multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
     arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
-    steps.row_step("rescale", x.rows, arguments, [y, scales], [y])
+    steps.row_step("scale_rows", x.rows, arguments, [y, scales], [y])
 
 
 def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:

@@ -184,7 +184,7 @@ class Steps:
         source = self.buffers[x]
         arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
         arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
-        self.row_step("columns", x.rows, arguments, [source], [Buffer(0, 0)])
+        self.row_step("slice_columns", x.rows, arguments, [source], [Buffer(0, 0)])
 
     def emit_logits(self, x: Activation) -> None:
         """Copy the logits to the caller."""

@@ -132,7 +132,7 @@ class KVCache:
         return self._memory.address + side.start
 
     @property
-    def place_bytes(self) -> int:
+    def bytes_per_token(self) -> int:
         """Memory of a token in all streams."""
         return sum(side.heads * side.token_bytes for side in self._streams())
 

@@ -14,18 +14,18 @@ class CachePool:
 
     Attributes:
         pages: of the cache.  layout: of recurrent states, if there are any.
-        place_bytes: memory of one token.
+        bytes_per_token: memory of one token.
     """
 
     def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):
         self._cache, self.layout, self.pages = cache, layout, Pages(cache.pages)
-        self.place_bytes = cache.place_bytes
+        self.bytes_per_token = cache.bytes_per_token
 
     def store(self) -> SequenceState:
         """Create the state of a new sequence."""
         pages = PageTable(self._cache, self.pages)
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         """Return the token places in use and in total, in whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

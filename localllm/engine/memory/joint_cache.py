@@ -17,8 +17,8 @@ class JointCache:
         self._both = first, second
 
     @property
-    def place_bytes(self) -> int:
-        return sum(cache.place_bytes for cache in self._both)
+    def bytes_per_token(self) -> int:
+        return sum(cache.bytes_per_token for cache in self._both)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         for cache in self._both:

@@ -21,7 +21,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import is_worth_caching, last_end, piece_ends
+from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, StoredPrefix
 from localllm.engine.sequence import Sequence
@@ -168,7 +168,7 @@ class PrefixStore:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
-        places = [0, *piece_ends(ids, self._engine.runs), len(ids)]
+        places = [0, *chunk_ends(ids, self._engine.runs), len(ids)]
         root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
         pieces, key, tokens = list[PrefixChunk](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):

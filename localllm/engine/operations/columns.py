@@ -24,7 +24,7 @@ class SliceColumns(Operation):
         source, y = steps.buffers[x], steps.new(self.output)
         arguments = {"x": source, "x_stride": source.stride, "first": self.first, "groups": self.groups}
         arguments |= {"period": x.columns // self.groups} | shape(self.output, y)
-        steps.row_step("columns", x.rows, arguments, [source], [y])
+        steps.row_step("slice_columns", x.rows, arguments, [source], [y])
 
 
 @operation
@@ -42,7 +42,7 @@ class ConcatHeads(Operation):
         arguments: dict[str, object] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
         arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if self.shared else heads)}
         arguments |= {"heads": heads, "shared": self.shared, "y": y, "stride": y.stride}
-        steps.row_step("join", x.rows, arguments, [first, second], [y])
+        steps.row_step("concat_heads", x.rows, arguments, [first, second], [y])
 
 
 @operation
@@ -75,7 +75,7 @@ class MixStreams(Operation):
         arguments = {"x": source, "x_stride": source.stride, "streams": self.streams}
         arguments |= {"width": x.columns // self.streams}
         arguments |= {"weights": by, "weights_stride": by.stride} | shape(self.output, y)
-        steps.row_step("mix", x.rows, arguments, [source, by], [y])
+        steps.row_step("mix_streams", x.rows, arguments, [source, by], [y])
 
 
 class ColumnVerbs(Recording):

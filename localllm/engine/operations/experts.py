@@ -123,7 +123,7 @@ class FromHeads(ChoiceOperation):
         x, choice = self.inputs[0], self.choice
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
-        steps.row_step("collect", choice.rows, arguments | shape(x, y), [source, experts.rows], [y])
+        steps.row_step("from_heads", choice.rows, arguments | shape(x, y), [source, experts.rows], [y])
 
 
 class Scatter(ChoiceOperation):

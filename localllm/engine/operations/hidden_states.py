@@ -35,7 +35,7 @@ class ExternalInput(Operation):
     def lower(self, steps: Steps, target: Target) -> None:
         rows, x, y = self.memory, self.output, steps.new(self.output)
         arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
-        steps.row_step("columns", x.rows, arguments | shape(x, y), [], [y])
+        steps.row_step("slice_columns", x.rows, arguments | shape(x, y), [], [y])
 
 
 @operation

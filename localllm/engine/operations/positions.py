@@ -51,7 +51,7 @@ class Rotate(Operation):
             pairs = rope.dims // 2
             frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
             table = Buffer(steps.target.tokens, pairs * 8)
-            arguments: dict[str, object] = {"positions": steps.header.turns, "before": rope.before}
+            arguments: dict[str, object] = {"positions": steps.header.rotary_positions, "before": rope.before}
             arguments |= {"frequencies": frequencies, "pairs": pairs}
             steps.row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
             return table

@@ -13,10 +13,10 @@ TOKENS = "tokenizer.ggml.tokens"
 def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
     """Attach a file's draft head to the model; return whether it has one.
 
-    Raises as Engine.use_head, and UsageError for a head whose vocabulary differs from this tokenizer's.
+    Raises as Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this tokenizer's.
     """
     engine = cache.engine
-    if path == engine.head_path:
+    if path == engine.draft_head_path:
         return True
     file = GGUFFile.open(path)
     if not is_head(file):
@@ -27,5 +27,5 @@ def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bo
             ModelDrafter(cache, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
         except ModelError as error:
             raise type(error)(f"{path}: {error}") from None
-    engine.use_head(file)
+    engine.load_draft_head(file)
     return True

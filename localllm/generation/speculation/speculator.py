@@ -69,9 +69,9 @@ class Speculator:
         sequence, speculate = answering.sequence, answering.options.speculate
         if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:
             return
-        is_wanted = speculate in ("auto", "mtp") and self._engine.has_guess_layer
+        is_wanted = speculate in ("auto", "mtp") and self._engine.has_draft_head
         if (is_wanted or (speculate == "mtp" and self._held)) and account_of(self._engine).may_lose:
-            self._engine.listen(sequence)
+            self._engine.attach_draft_head(sequence)
         elif sequence.listener and self._held:
             sequence.detach_listener()
 

@@ -119,8 +119,8 @@ MODULES = {
     "as_column": "elementwise.hashing",
     "hash": "elementwise.hashing",
     "pool": "elementwise.collect",
-    "columns": "elementwise.rowwise",
-    "join": "elementwise.rowwise",
+    "slice_columns": "elementwise.rowwise",
+    "concat_heads": "elementwise.rowwise",
     "angles": "elementwise.rowwise",
     "rope": "elementwise.rowwise",
     "logits": "elementwise.logits",
@@ -128,7 +128,7 @@ MODULES = {
     "plan_experts": "matmul.routing",
     "gather": "matmul.experts",
     "scatter": "matmul.experts",
-    "collect": "matmul.experts",
+    "from_heads": "matmul.experts",
     "add_by_expert": "matmul.experts",
     "experts_quantized": "matmul.experts",
     "experts_float": "matmul.experts",
@@ -145,7 +145,7 @@ MODULES = {
     "head_scan": "recurrent.head_scan",
     "wkv": "recurrent.wkv",
     "head_dots": "elementwise.heads",
-    "mix": "elementwise.heads",
+    "mix_streams": "elementwise.heads",
 }
 
 

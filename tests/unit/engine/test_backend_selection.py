@@ -263,7 +263,7 @@ def test_a_model_without_text():
     engine = EmbeddingOnlyEngine("m.gguf", h, options)
     assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kv_cache_type)
     assert EmbeddingOnlyEngine("m.gguf", h, EngineOptions(context=5)).context == 5
-    assert (engine.device, engine.warning, engine.place_bytes, engine.runs, engine.head_path) == (
+    assert (engine.device, engine.warning, engine.bytes_per_token, engine.runs, engine.draft_head_path) == (
         "CPU", None, 0, Runs(), None,
     )  # fmt: skip
     for call in (engine.sequence, lambda: engine.step(1)):
@@ -494,18 +494,21 @@ def model_with(**parts: Any) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("free", "memory", "place_bytes", "places"),
+    ("free", "memory", "bytes_per_token", "places"),
     [
         (10_000, None, 10, 900), (10_000, 5000, 10, 500), (10_000, 20_000, 10, 900), (10_000, 1639, 10, 164),
         (10_000, 1650, 10, 165), (500, None, 10, 164), (10_000, 0, 10, 164), (10_000, None, 0, sys.maxsize),
     ],
 )  # fmt: skip
-def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, place_bytes: int, places: int):
+def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, bytes_per_token: int, places: int):
     """What memory has left beside the weights, and no more than one is allowed; one answer is made in any case."""
     monkeypatch.setattr(batch, "Scheduler", lambda *given: given)
     monkeypatch.setattr(system_memory, "available_memory", lambda: free)
     monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
-    file, engine = SimpleNamespace(nbytes=1000, parameters=7), SimpleNamespace(place_bytes=place_bytes, context=100)
+    file, engine = (
+        SimpleNamespace(nbytes=1000, parameters=7),
+        SimpleNamespace(bytes_per_token=bytes_per_token, context=100),
+    )
     model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", written="before")
     given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
     assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
@@ -581,11 +584,13 @@ def test_what_reads_whole_texts_is_made_once():
 
 
 def test_files_that_a_model_was_read_from():
-    engine = SimpleNamespace(head_path=None)
-    draft = model_with(file=SimpleNamespace(parts=["d"]), engine=SimpleNamespace(head_path="dh"), _draft_models={})
+    engine = SimpleNamespace(draft_head_path=None)
+    draft = model_with(
+        file=SimpleNamespace(parts=["d"]), engine=SimpleNamespace(draft_head_path="dh"), _draft_models={}
+    )
     model = model_with(file=SimpleNamespace(parts=["a", "b"]), engine=engine, _draft_models={"d": draft})
     assert model.files == ["a", "b", "d", "dh"]
-    engine.head_path = "h"
+    engine.draft_head_path = "h"
     assert model.files == ["a", "b", "d", "dh", "h"]
 
 

@@ -63,7 +63,7 @@ def head_of(path: Path) -> Path:
 def engine(path):
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
     if head_of(path).exists():
-        engine.use_head(GGUFFile.open(head_of(path)))
+        engine.load_draft_head(GGUFFile.open(head_of(path)))
     yield engine
     engine.close()
 
@@ -84,11 +84,11 @@ class Meaning:
         (self._model, self._h), self._weights = architecture(file), Weights(file.tensors)
         has_head = head_of(path).exists()
         found = head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
-        self.guesser: DraftHeadSource = found
+        self.head_source: DraftHeadSource = found
 
     def before(self, ids: list[int]) -> np.ndarray:
         """What it reads together with tokens and one more: of each the one before."""
-        g, reads = self.guesser, self.reference(ReferenceCache(self.kept), 0, ids, 1)
+        g, reads = self.head_source, self.reference(ReferenceCache(self.kept), 0, ids, 1)
         reads.reveals, reads.entered = not g.layers, dict.fromkeys(g.layers)
         self._model.forward(reads, self._weights, self._h)
         shown = np.concatenate([reads.entered[one] for one in g.layers], axis=1) if g.layers else reads.revealed
@@ -97,7 +97,7 @@ class Meaning:
 
     def guess(self, store: ReferenceCache, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
         """The logits are those of all tokens."""
-        g = self.guesser
+        g = self.head_source
         made, logits = g.guess(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
         every = np.full((len(logits), g.hyperparameters.vocab_size), -np.inf, np.float32)
         every[:, slice(None) if g.tokens is None else g.tokens] = logits
@@ -156,7 +156,7 @@ def test_what_llama_cpp_says(name, tmp_path):
 def test_what_a_layer_says(path, engine, count):
     ids = text(count)
     sequence = engine.sequence()
-    engine.listen(sequence)
+    engine.attach_draft_head(sequence)
     sequence.append(ids[:-1])
     expected, _ = meant(path, ids, guesses=2)
     assert nmse(guessed(engine, sequence, ids, guesses=2), expected) < FAITHFUL
@@ -165,7 +165,7 @@ def test_what_a_layer_says(path, engine, count):
 def test_token_by_token_is_the_same(path, engine):
     ids = text(50)
     sequence = engine.sequence()
-    engine.listen(sequence)
+    engine.attach_draft_head(sequence)
     for number in range(1, len(ids)):
         sequence.append(ids[number - 1 : number])
         if number % 7 == 0:
@@ -179,7 +179,7 @@ def test_nobody_reads_before_it_is_asked(path, engine, monkeypatch):
     for late, read in ((20, 42), (100, 0)):
         monkeypatch.setattr(guess_head, "LATE", late)
         sequence = engine.sequence()
-        follower = engine.listen(sequence)
+        follower = engine.attach_draft_head(sequence)
         for number in range(59):
             sequence.append(ids[number : number + 1])
         assert len(follower.tokens) == read
@@ -191,7 +191,7 @@ def test_wrong_drafts_leave_no_trace(path, engine):
     """What the model has made of tokens that are taken back is not what it makes of others at their places."""
     ids, wrong = text(40), text(6, seed=2)
     sequence = engine.sequence()
-    engine.listen(sequence)
+    engine.attach_draft_head(sequence)
     sequence.append(ids[:20])
     for end in range(21, 39):
         guessed(engine, sequence, ids[:end], guesses=3)
@@ -204,8 +204,8 @@ def test_a_text_whose_beginning_nobody_heard(engine):
     """It knows less, and says something all the same; further back it begins anew."""
     ids, sequence = text(60), engine.sequence()
     sequence.append(ids[:30])
-    follower = engine.listen(sequence)
-    assert engine.listen(sequence) is follower
+    follower = engine.attach_draft_head(sequence)
+    assert engine.attach_draft_head(sequence) is follower
     sequence.append(ids[30:40])
     assert follower.begin == 30 and np.isfinite(follower.append(ids[30:41])).any()
     sequence.truncate(10)
@@ -221,10 +221,10 @@ def test_the_models_logits_are_the_same(path):
         file = GGUFFile.open(path)
         engine = Engine(file, EngineOptions(2, 300, "f32"))
         if listens and head_of(path).exists():
-            engine.use_head(GGUFFile.open(head_of(path)))
+            engine.load_draft_head(GGUFFile.open(head_of(path)))
         sequence = engine.sequence()
         if listens:
-            engine.listen(sequence)
+            engine.attach_draft_head(sequence)
         rows.append(np.concatenate([sequence.append(ids[:-3]), sequence.append(ids[-3:], "all")]))
         engine.close()
     np.testing.assert_array_equal(*rows)
@@ -232,22 +232,22 @@ def test_the_models_logits_are_the_same(path):
 
 def test_closed_sequences_give_their_pages_back(path, engine):
     other = head_of(path)  # or a layer of the model's own
-    assert (engine.has_guess_layer, engine.head_path) == (True, str(other) if other.exists() else None)
+    assert (engine.has_draft_head, engine.draft_head_path) == (True, str(other) if other.exists() else None)
     for _ in range(20):
         sequence = engine.sequence()
-        engine.listen(sequence)
+        engine.attach_draft_head(sequence)
         sequence.append(text(200))
         sequence.close()
-    follower = engine.listen(engine.sequence())
-    assert follower.engine._backend.places()[0] == 0
+    follower = engine.attach_draft_head(engine.sequence())
+    assert follower.engine._backend.cache_usage()[0] == 0
 
 
 def test_who_has_no_such_layer_says_so(tmp_path):
     file = GGUFFile.open(write(model("llama"), tmp_path / "llama.gguf"))
     engine = Engine(file, EngineOptions(1, 300))
     with pytest.raises(UsageError, match="has no MTP layer"):
-        engine.listen(engine.sequence())
-    assert (engine.has_guess_layer, engine.head_path) == (False, None)
+        engine.attach_draft_head(engine.sequence())
+    assert (engine.has_draft_head, engine.draft_head_path) == (False, None)
     engine.close()
 
 
@@ -413,9 +413,9 @@ def test_what_comes_out_of_the_last_layer_goes_in(tmp_path):
     path = write(made, tmp_path / "model.gguf")
     write(head_for("eagle3", made, target_layers=np.array([1, 4, 2])), head_of(path))
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
-    engine.use_head(GGUFFile.open(head_of(path)))
+    engine.load_draft_head(GGUFFile.open(head_of(path)))
     sequence = engine.sequence()
-    engine.listen(sequence)
+    engine.attach_draft_head(sequence)
     sequence.append(text(20))
     assert nmse(guessed(engine, sequence, text(21), 2), meant(path, text(21), 2)[0]) < FAITHFUL
     engine.close()
@@ -428,15 +428,15 @@ def test_a_head_of_another_file_takes_over(tmp_path):
         head_for("eagle3", with_head("eagle3")[0], target_layers=np.array([1, 2, 4])), tmp_path / "other.gguf"
     )
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
-    assert engine.head_path is None
-    engine.use_head(GGUFFile.open(other))
-    assert (engine.has_guess_layer, engine.head_path) == (True, str(other))
+    assert engine.draft_head_path is None
+    engine.load_draft_head(GGUFFile.open(other))
+    assert (engine.has_draft_head, engine.draft_head_path) == (True, str(other))
     sequence = engine.sequence()
-    first = engine.listen(sequence)
+    first = engine.attach_draft_head(sequence)
     sequence.append(text(20))
-    engine.use_head(GGUFFile.open(head_of(path)))
+    engine.load_draft_head(GGUFFile.open(head_of(path)))
     sequence.append(text(25)[20:])
-    assert engine.listen(sequence) is not first and sequence.listener.begin == 25
+    assert engine.attach_draft_head(sequence) is not first and sequence.listener.begin == 25
     sequence.truncate(0)
     sequence.append(text(20))
     assert nmse(guessed(engine, sequence, text(21), 2), meant(path, text(21), 2)[0]) < FAITHFUL
@@ -580,10 +580,10 @@ def test_runs_of_a_head(monkeypatch):
 
 def test_what_guesses_is_named():
     """A layer of the model's own has no file."""
-    for guesser, path, has_layer in (
+    for head_source, path, has_layer in (
         (None, None, False),
         (SimpleNamespace(path="own.gguf", layers=()), None, True),
         (SimpleNamespace(path="head.gguf", layers=(1,)), "head.gguf", True),
     ):
-        engine = SimpleNamespace(_guesser=guesser)
-        assert Engine.head_path.fget(engine) == path and Engine.has_guess_layer.fget(engine) == has_layer
+        engine = SimpleNamespace(_head_source=head_source)
+        assert Engine.draft_head_path.fget(engine) == path and Engine.has_draft_head.fget(engine) == has_layer

@@ -53,7 +53,7 @@ def opened(file):
 def test_the_reference_reserves_nothing_and_has_no_limit(opened):
     engine = opened(backend="reference")
     engine.forward(TOKENS[:3], 0)
-    used, count = engine.places()
+    used, count = engine.cache_usage()
     assert used == 0 and count > 2**40
 
 

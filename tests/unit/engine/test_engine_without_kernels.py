@@ -58,7 +58,7 @@ class Backend:
     def store(self) -> Store:
         return Store()
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         return 3, 4
 
     def run(self, spans, precise: bool) -> np.ndarray:
@@ -78,7 +78,7 @@ class Backend:
     def prepare_shift(self, turns) -> None:
         self.asked.append(("prepare_shift", turns))
 
-    def turn(self, store, first: int, end: int, distance: int) -> None:
+    def rotate_keys(self, store, first: int, end: int, distance: int) -> None:
         self.asked.append(("turn", first, end, distance))
         if self.error:
             raise self.error
@@ -98,7 +98,7 @@ class Bare(Engine):
         self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
         self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
         self._path, self._start, self._takes_rows, self._shifts = "m.gguf", None, True, False
-        self._shown = self._guesser = self._head = None
+        self._shown = self._head_source = self._head = None
         self._backend, self._turns = Backend(), lambda: "turns"
         self.__dict__.update(known)
 
@@ -522,22 +522,22 @@ class Head:
 def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
     monkeypatch.setattr(engine_module, "DraftHead", Head)
     with pytest.raises(UsageError, match=r"^m\.gguf has no MTP layer, or CPU does not support it$"):
-        engine.listen(engine.sequence())
+        engine.attach_draft_head(engine.sequence())
     memory = np.arange(40, dtype=np.float32).reshape(10, 4)
-    engine._guesser, engine._options = SimpleNamespace(columns=3), "options"
+    engine._head_source, engine._options = SimpleNamespace(columns=3), "options"
     engine._shown = SimpleNamespace(memory=memory)
     first, second = engine.sequence(), engine.sequence()
     first.append([1, 2])
-    follower = engine.listen(first)
-    assert engine.listen(first) is follower and follower.begin == 2
-    assert engine._head.given == (engine._guesser, 300, "options")
+    follower = engine.attach_draft_head(first)
+    assert engine.attach_draft_head(first) is follower and follower.begin == 2
+    assert engine._head.given == (engine._head_source, 300, "options")
     engine.step([(second, [5, 6, 7]), (first, [3, 4])])
     assert follower.told == [(2, [3, 4], memory[3:5, :3].tolist())]
-    other, head = engine.listen(second), engine._head
+    other, head = engine.attach_draft_head(second), engine._head
     engine._head = Head()
     engine.step([(second, [8]), (first, [5])])
     assert len(follower.told) == 1 and other.told == []  # they listened to another one
-    assert engine.listen(first) is not follower and first.listener.engine is not head
+    assert engine.attach_draft_head(first) is not follower and first.listener.engine is not head
 
 
 class Cpu(CpuBackend):
@@ -554,19 +554,19 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     """Only when all of it is there; until then nothing changes."""
     given = []
     monkeypatch.setattr(engine_module, "DraftHead", Head)
-    monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "guesser")
-    monkeypatch.setattr(engine_module, "hidden_state_tap", lambda guesser: f"shown to {guesser}")
+    monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "head_source")
+    monkeypatch.setattr(engine_module, "hidden_state_tap", lambda head_source: f"shown to {head_source}")
     said, before = [Operation((), Activation(ALL, 4))], Head()
-    known = {"_file": "file", "_options": "options", "_head": before, "_guesser": "own", "_shown": "what is shown"}
+    known = {"_file": "file", "_options": "options", "_head": before, "_head_source": "own", "_shown": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
     with pytest.raises(UsageError, match=r"^head\.gguf: draft heads run on the CPU only, not on a card$"):
-        engine.use_head(file)
+        engine.load_draft_head(file)
     engine._backend = Cpu()
     engine._record = lambda shown: given.append(shown) or SimpleNamespace(operations=said)
     with pytest.raises(UnsupportedError) as caught:
-        engine.use_head(file)
+        engine.load_draft_head(file)
     assert str(caught.value) == "m.gguf: llama models do not expose the hidden states that a draft head needs"
-    assert (engine._head, engine._guesser, engine._shown, engine._backend.became) == (
+    assert (engine._head, engine._head_source, engine._shown, engine._backend.became) == (
         before,
         "own",
         known["_shown"],
@@ -574,19 +574,23 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     )
     said.append(ExportHidden((), Activation(ALL, 4), np.zeros(0)))
     given.clear()
-    engine.use_head(file)
-    assert given == [(file, "file", engine.hyperparameters), "shown to guesser"]
-    assert engine._head.given == ("guesser", 300, "options")
-    assert (engine._guesser, engine._shown, engine._backend.became) == ("guesser", "shown to guesser", [said])
+    engine.load_draft_head(file)
+    assert given == [(file, "file", engine.hyperparameters), "shown to head_source"]
+    assert engine._head.given == ("head_source", 300, "options")
+    assert (engine._head_source, engine._shown, engine._backend.became) == (
+        "head_source",
+        "shown to head_source",
+        [said],
+    )
     assert before.closed == 1
     monkeypatch.setattr(engine_module, "DraftHead", lambda *given: 1 // 0)
     head = engine._head
     with pytest.raises(ZeroDivisionError):
-        engine.use_head(file)
+        engine.load_draft_head(file)
     assert (engine._head, head.closed, len(engine._backend.became)) == (head, 0, 1)
     engine._head = None
     monkeypatch.setattr(engine_module, "DraftHead", Head)
-    engine.use_head(file)
+    engine.load_draft_head(file)
 
 
 # ---- what goes back -------------------------------------------------------------------------------------------------
@@ -595,7 +599,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
 def test_what_was_forgotten_without_being_closed_goes_back(engine):
     stores = [Store(), Store()]
     engine.orphaned += stores
-    assert engine.places() == (3, 4)
+    assert engine.cache_usage() == (3, 4)
     assert all(store.is_closed for store in stores) and engine.orphaned == []
     sequence = engine.sequence()
     engine.orphaned.append(Store())
@@ -623,8 +627,8 @@ def test_whoever_changes_sequences_waits(engine):
     engine.lock = TakenLock()
     for call in (
         lambda: sequence.append([1]), sequence.fork, lambda: sequence.truncate(1), lambda: sequence.rewind(1),
-        lambda: sequence.shift(0, 0), sequence.close, engine.places, lambda: engine.listen(sequence),
-        engine.prepare_all, lambda: engine.use_head(None), engine.close,
+        lambda: sequence.shift(0, 0), sequence.close, engine.cache_usage, lambda: engine.attach_draft_head(sequence),
+        engine.prepare_all, lambda: engine.load_draft_head(None), engine.close,
     ):  # fmt: skip
         with pytest.raises(BlockingIOError):
             call()

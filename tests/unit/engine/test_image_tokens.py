@@ -9,6 +9,7 @@ from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
     ImageEmbedding,
+    chunk_ends,
     end_outside_images,
     has_images,
     images_between,
@@ -17,7 +18,6 @@ from localllm.engine.image_tokens import (
     key_of,
     last_end,
     passages,
-    piece_ends,
     position_offset,
     row_of,
     without_images,
@@ -96,7 +96,7 @@ def test_positions_behind_an_image(opened):
     """A grid of 3 x 5 rows takes 5 positions, so that text behind it turns as if 10 rows were missing."""
     engine, embedded = opened("qwen2vl", "reference")
     seen = ImageEmbedding(b"grid", embedded[FIRST:LAST], GRID)
-    assert seen.places == 5
+    assert seen.position_count == 5
     engine.register_image(seen)
     sequence = engine.sequence()
     sequence.append([*IDS[:FIRST], *seen.ids])
@@ -202,7 +202,13 @@ def test_what_is_seen_of_an_image():
     """Ids below 0 of 47 bits for the image and 15 for the row; positions by rows, or as far as a grid reaches."""
     rows, grid = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([[0, i // 3, i % 3] for i in range(6)])
     plain, turned = ImageEmbedding(b"x", rows), ImageEmbedding(b"x", rows, grid, True)
-    assert (plain.is_whole, plain.axes, plain.places, turned.is_whole, turned.places) == (False, None, 6, True, 3)
+    assert (plain.is_whole, plain.mrope_offsets, plain.position_count, turned.is_whole, turned.position_count) == (
+        False,
+        None,
+        6,
+        True,
+        3,
+    )
     # The first 8 bytes of sha256(b"x") are 2d711642b726b044: without 17 bits of the last ones.
     assert plain.key == turned.key == int.from_bytes(bytes.fromhex("2d711642b726b044"), "little") >> 17
     assert plain.ids == [-1 - plain.key * MOST_ROWS - row for row in range(6)] and plain.ids[-1] >= -(2**62)
@@ -283,7 +289,7 @@ def test_images_that_are_parts_of_one(between, ends):
     """No more than 64 tokens between them."""
     tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
     ends = [end if end == 15 else 15 + between + 15 for end in ends]
-    assert piece_ends(tokens, Runs(1000, 1000)) == ends
+    assert chunk_ends(tokens, Runs(1000, 1000)) == ends
 
 
 @pytest.mark.parametrize("key", [0, 1, 5])

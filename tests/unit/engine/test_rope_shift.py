@@ -169,13 +169,13 @@ def test_a_failure_is_read_again(opened, tmp_path):
     """Whatever has become of the keys until then."""
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     sequence, alone = shifted(engine, 0, 0), engine.sequence()
-    turn = engine.backend.turn
+    turn = engine.backend.rotate_keys
 
     def interrupted(*arguments):
         turn(*arguments)
         raise KeyboardInterrupt
 
-    engine.backend.turn = interrupted
+    engine.backend.rotate_keys = interrupted
     with pytest.raises(KeyboardInterrupt):
         sequence.shift(70, 128)
     assert sequence.tokens == TOKENS[:600]

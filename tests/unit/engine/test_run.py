@@ -34,7 +34,7 @@ def test_what_a_run_is_told_of_sequences(precise, most):
     header.fill(spans, precise, logits)
     assert header.ids.tolist() == [7, 8, 9, 4, 1, 2, 0, 0, 0]
     assert header.positions.tolist() == [5, 6, 7, 0, 30, 31, 0, 0, 0]
-    assert header.turns.tolist() == [5, 6, 7, 0, 20, 21, 0, 0, 0]
+    assert header.rotary_positions.tolist() == [5, 6, 7, 0, 20, 21, 0, 0, 0]
     assert header.owners.tolist()[:6] == [0, 0, 0, 1, 2, 2]
     assert header.wanted.tolist()[:3] == [1, 2, 5]
     assert header.sequences[:3].tolist() == [
@@ -64,7 +64,9 @@ def test_what_a_run_is_told_of_texts(precise, tokens, most):
     header.fill_texts(texts, pages, rows, precise)
     count, own = 5 + tokens, -(-tokens // PAGE)
     assert header.ids[:count].tolist() == [7, 8, *range(tokens), 4, 5, 6]
-    assert header.positions[:count].tolist() == [0, 1, *range(tokens), 0, 1, 2] == header.turns[:count].tolist()
+    assert (
+        header.positions[:count].tolist() == [0, 1, *range(tokens), 0, 1, 2] == header.rotary_positions[:count].tolist()
+    )
     assert header.kinds[:count].tolist() == [0, 1, *[0] * tokens, 0, 0, 1]
     assert header.owners[:count].tolist() == [0, 0, *[1] * tokens, 2, 2, 2]
     assert header.wanted[:3].tolist() == [1, 1 + tokens, 4 + tokens]
@@ -202,7 +204,7 @@ def test_layers_of_both(monkeypatch, on_cpu):
     card = SimpleNamespace(
         warning="slow card", allocate_pinned=lambda size: np.zeros(size, np.uint8), close=lambda: None
     )
-    cache = SimpleNamespace(pages=3, window=0, place_bytes=5, sequences=(1,))
+    cache = SimpleNamespace(pages=3, window=0, bytes_per_token=5, sequences=(1,))
     halves = SimpleNamespace(before=["before"], behind=["behind"], crossing=[x(20)])
     front = SimpleNamespace(warning="slow kernels")
     for name, value in (("CudaCache", cache), ("KVCache", cache), ("CudaProgram", None), ("split_at_layer", halves),
@@ -215,7 +217,7 @@ def test_layers_of_both(monkeypatch, on_cpu):
     *program, taken = made["CudaProgram"]
     assert program == [card, operations, cache, None, 64, options]
     assert backend.warning == ("slow kernels" if on_cpu else "slow card")
-    assert backend.place_bytes == (10 if on_cpu else 5)
+    assert backend.bytes_per_token == (10 if on_cpu else 5)
     if on_cpu:
         assert made["split_at_layer"] == (["operations"], 1) and made["KVCache"] == (
             states[:1],
@@ -230,7 +232,7 @@ def test_layers_of_both(monkeypatch, on_cpu):
         assert taken == {} and backend._front is None
 
 
-def guesser(**changed):
+def head_source(**changed):
     known = {
         "path": "head.gguf", "hyperparameters": SimpleNamespace(vocab_size=9, width=4), "columns": 12, "layers": (1,),
         "tokens": np.array([3, 5]), "state": Paged(0, 1, 4, 4), "weights": "weights", "names": [],
@@ -252,7 +254,8 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     made = []
     backend = SimpleNamespace(beside=lambda operations: made.append(operations) or "beside")
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: made.append(given) or backend)
-    source = guesser() if fuses else guesser(fuse=None, columns=4, tokens=None, guess=guess(8), hyperparameters=(
+    source = head_source() if fuses else head_source(
+        fuse=None, columns=4, tokens=None, guess=guess(8), hyperparameters=(
         SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
     head = DraftHead(source, 300, "options")
     (operations, states, context, options), *beside = made
@@ -289,5 +292,5 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
 def test_a_head_that_does_not_fit(monkeypatch, changed, told):
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: 1 // 0)
     with pytest.raises(ModelError) as error:
-        DraftHead(guesser(**changed), 300, "options")
+        DraftHead(head_source(**changed), 300, "options")
     assert str(error.value) == told

@@ -305,9 +305,9 @@ def test_prompts_that_leave_room():
 class Listening:
     """An engine, or a sequence, that is told who listens."""
 
-    def __init__(self, has_guess_layer: bool = True, listener: object = None):
-        self.has_guess_layer, self.listener, self.told = has_guess_layer, listener, list[object]()
-        self.listen, self.detach_listener = (
+    def __init__(self, has_draft_head: bool = True, listener: object = None):
+        self.has_draft_head, self.listener, self.told = has_draft_head, listener, list[object]()
+        self.attach_draft_head, self.detach_listener = (
             lambda sequence: self.told.append(sequence) or "follower",
             lambda: self.told.append(0),
         )

@@ -150,7 +150,7 @@ def engine_of(context: int = 2 * FIRST) -> FakeSequences:
 def test_who_was_left_may_come_back():
     """As many as are held, as long as a whole one more has room."""
     engine = engine_of(100)
-    engine.places = lambda: (50, 150)
+    engine.cache_usage = lambda: (50, 150)
     sequences = PrefixCache(engine)
     sequences.park()
     assert not engine.made
@@ -161,7 +161,7 @@ def test_who_was_left_may_come_back():
     assert engine.open() == PARKED + 1
     assert [read(sequences, [number] * 9 + [8])[0] for number in (1, 2, 2)] == [0, 9, 9]
     for places, held in (((51, 150), 3), ((50, 150), 4)):  # 2 was taken
-        engine.places = lambda found=places: found
+        engine.cache_usage = lambda found=places: found
         sequences.park()
         assert len(sequences._parked) == held
     read(sequences, [1] * 9, keep=2)

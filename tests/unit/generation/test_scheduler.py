@@ -54,7 +54,7 @@ class Paged(FakeSequences):
         self.count, self.ran, self.owners, self.most = places, [], [], 0
         self.runs = Runs()
 
-    def places(self) -> tuple[int, int]:
+    def cache_usage(self) -> tuple[int, int]:
         held = [sequence.tokens for sequence in self.made if not sequence.closed]
         shared = {tuple(tokens[:end]) for tokens in held for end in range(PAGE, len(tokens) + 1, PAGE)}
         return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
@@ -64,13 +64,13 @@ class Paged(FakeSequences):
         places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
         for sequence, ids in requests:
             sequence.add(ids)
-        if self.places()[0] > self.count:
+        if self.cache_usage()[0] > self.count:
             for (sequence, _), (length, _) in zip(requests, places, strict=True):
                 sequence.truncate(length)
             raise MemoryLimitError("full")
         self.ran.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
-        self.most = max(self.most, self.places()[0])
+        self.most = max(self.most, self.cache_usage()[0])
         return self.give_logits(requests, logits)
 
 

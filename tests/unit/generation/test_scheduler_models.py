@@ -67,7 +67,7 @@ def test_what_was_dropped_is_read_again():
         assert isinstance(large.error, MemoryLimitError)
         for request in requests:
             assert max(shortfalls(model, request.prompt, request.answers[0].tokens)) < TIE
-        assert model.engine.places()[0] == 120 * PAGE, "all others have gone back"
+        assert model.engine.cache_usage()[0] == 120 * PAGE, "all others have gone back"
 
 
 def test_the_reference_backend_has_no_limit():
@@ -136,4 +136,4 @@ def test_windows_states_latents_and_experts(model_path, name: str):
             assert request.error is None
             assert len(request.answers[0].tokens) == 150
             assert max(shortfalls(model, request.prompt, request.answers[0].tokens)) < 0.001
-        assert batch.preempted or model.engine.place_bytes == 0
+        assert batch.preempted or model.engine.bytes_per_token == 0

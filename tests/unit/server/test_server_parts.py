@@ -1263,7 +1263,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
             file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
-            engine=SimpleNamespace(places=lambda: (0, 99), place_bytes=100),
+            engine=SimpleNamespace(places=lambda: (0, 99), bytes_per_token=100),
             close=lambda: happened.append(f"close {path}"),
         )  # fmt: skip
 
@@ -1293,7 +1293,7 @@ def test_models_that_were_used_longest_ago_are_put_away(library):
         assert await made.measure_memory() == {
             "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
         }  # fmt: skip
-        made.resolve("a").model.engine.places = lambda: (3, 99)
+        made.resolve("a").model.engine.cache_usage = lambda: (3, 99)
         assert (await made.measure_memory())["memory_held_bytes"] == held + 300
         with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, but the server's limit is 1\.5 GB$"):
             async with made.use("huge"):

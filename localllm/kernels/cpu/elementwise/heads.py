@@ -5,7 +5,7 @@ A part need not be a multiple of 16 columns.
 
 from numba import float32
 
-from localllm.kernels.arguments import HEAD_DOTS, MIX, MULTIPLY_HEADS, SINKHORN, SOFTMAX
+from localllm.kernels.arguments import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKHORN, SOFTMAX
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -121,16 +121,16 @@ def head_dots(a, part, parts, thread):
 
 
 @kernel
-def mix(a, part, parts, thread):
+def mix_streams(a, part, parts, thread):
     """Compute y_i = the sum over j of weights_ij * x_j. The parts share the streams that are made, of all tokens."""
-    streams, width = argument(a, MIX.streams), argument(a, MIX.width)
-    made = argument(a, MIX.columns) // width
-    total = load_i64(argument(a, MIX.count)) * made
+    streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
+    made = argument(a, MIX_STREAMS.columns) // width
+    total = load_i64(argument(a, MIX_STREAMS.count)) * made
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, stream = i // made, i % made
-        x = argument(a, MIX.x) + t * argument(a, MIX.x_stride)
-        y = argument(a, MIX.y) + t * argument(a, MIX.stride) + stream * width * 4
-        weights = argument(a, MIX.weights) + t * argument(a, MIX.weights_stride) + stream * streams * 4
+        x = argument(a, MIX_STREAMS.x) + t * argument(a, MIX_STREAMS.x_stride)
+        y = argument(a, MIX_STREAMS.y) + t * argument(a, MIX_STREAMS.stride) + stream * width * 4
+        weights = argument(a, MIX_STREAMS.weights) + t * argument(a, MIX_STREAMS.weights_stride) + stream * streams * 4
         for k in range(0, width, 16):
             lanes, sums = min(16, width - k), zero_f32x16()
             for j in range(streams):

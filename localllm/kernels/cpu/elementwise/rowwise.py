@@ -8,7 +8,18 @@ from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD, ANGLES, COLUMNS, JOIN, LERP, REPLACE_IDS, ROPE, ROUND_BF16, SELECT, SWIGLU
+from localllm.kernels.arguments import (
+    ADD,
+    ANGLES,
+    CONCAT_HEADS,
+    LERP,
+    REPLACE_IDS,
+    ROPE,
+    ROUND_BF16,
+    SELECT,
+    SLICE_COLUMNS,
+    SWIGLU,
+)
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -107,27 +118,39 @@ def copy(x, y, columns):
 
 
 @kernel
-def columns(a, part, parts, thread):
+def slice_columns(a, part, parts, thread):
     """Compute y = some columns of every group of x."""
-    tokens, groups = load_i64(argument(a, COLUMNS.count)), argument(a, COLUMNS.groups)
-    count = argument(a, COLUMNS.columns) // groups
+    tokens, groups = load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
+    count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x = argument(a, COLUMNS.x) + t * argument(a, COLUMNS.x_stride) + argument(a, COLUMNS.first) * 4
-        y = argument(a, COLUMNS.y) + t * argument(a, COLUMNS.stride)
+        x = (
+            argument(a, SLICE_COLUMNS.x)
+            + t * argument(a, SLICE_COLUMNS.x_stride)
+            + argument(a, SLICE_COLUMNS.first) * 4
+        )
+        y = argument(a, SLICE_COLUMNS.y) + t * argument(a, SLICE_COLUMNS.stride)
         for g in range(groups):
-            copy(x + g * argument(a, COLUMNS.period) * 4, y + g * count * 4, count)
+            copy(x + g * argument(a, SLICE_COLUMNS.period) * 4, y + g * count * 4, count)
 
 
 @kernel
-def join(a, part, parts, thread):
+def concat_heads(a, part, parts, thread):
     """Compute y = columns of x and z, head by head."""
-    tokens, heads, shared = load_i64(argument(a, JOIN.count)), argument(a, JOIN.heads), argument(a, JOIN.shared)
-    x_columns, z_columns = argument(a, JOIN.x_columns), argument(a, JOIN.z_columns)
+    tokens, heads, shared = (
+        load_i64(argument(a, CONCAT_HEADS.count)),
+        argument(a, CONCAT_HEADS.heads),
+        argument(a, CONCAT_HEADS.shared),
+    )
+    x_columns, z_columns = argument(a, CONCAT_HEADS.x_columns), argument(a, CONCAT_HEADS.z_columns)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
         t, head = i // heads, i % heads
-        x = argument(a, JOIN.x) + t * argument(a, JOIN.x_stride) + head * x_columns * 4
-        z = argument(a, JOIN.z) + t * argument(a, JOIN.z_stride) + (0 if shared == 1 else head * z_columns * 4)
-        y = argument(a, JOIN.y) + t * argument(a, JOIN.stride) + head * (x_columns + z_columns) * 4
+        x = argument(a, CONCAT_HEADS.x) + t * argument(a, CONCAT_HEADS.x_stride) + head * x_columns * 4
+        z = (
+            argument(a, CONCAT_HEADS.z)
+            + t * argument(a, CONCAT_HEADS.z_stride)
+            + (0 if shared == 1 else head * z_columns * 4)
+        )
+        y = argument(a, CONCAT_HEADS.y) + t * argument(a, CONCAT_HEADS.stride) + head * (x_columns + z_columns) * 4
         copy(x, y, x_columns)
         copy(z, y + x_columns * 4, z_columns)
 

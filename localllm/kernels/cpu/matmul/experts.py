@@ -9,10 +9,10 @@ as decode does, and one with many unpacks a tile once for all of them.
 
 from localllm.kernels.arguments import (
     ADD_BY_EXPERT,
-    COLLECT,
     EXPERT,
     EXPERTS_FLOAT,
     EXPERTS_QUANTIZED,
+    FROM_HEADS,
     GATHER,
     LINEAR_FLOAT,
     LINEAR_QUANTIZED,
@@ -105,13 +105,15 @@ def gather(a, part, parts, thread):
 
 
 @kernel
-def collect(a, part, parts, thread):
+def from_heads(a, part, parts, thread):
     """Copy the outputs of a token's experts, side by side."""
-    used, columns = argument(a, COLLECT.used), argument(a, COLLECT.columns)
-    pairs = load_i64(argument(a, COLLECT.count)) * used
+    used, columns = argument(a, FROM_HEADS.used), argument(a, FROM_HEADS.columns)
+    pairs = load_i64(argument(a, FROM_HEADS.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
-        x = argument(a, COLLECT.x) + load_i64(argument(a, COLLECT.rows) + pair * 8) * argument(a, COLLECT.x_stride)
-        y = argument(a, COLLECT.y) + pair // used * argument(a, COLLECT.stride) + pair % used * columns * 4
+        x = argument(a, FROM_HEADS.x) + load_i64(argument(a, FROM_HEADS.rows) + pair * 8) * argument(
+            a, FROM_HEADS.x_stride
+        )
+        y = argument(a, FROM_HEADS.y) + pair // used * argument(a, FROM_HEADS.stride) + pair % used * columns * 4
         copy(x, y, columns)
 
 

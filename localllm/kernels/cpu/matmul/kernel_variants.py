@@ -9,8 +9,8 @@ from localllm.kernels.cpu import MOST_IN_WORDS, SUB_BLOCK
 from localllm.kernels.machine import Lane, this_lane
 
 # One token; a few, for which rows are read as in decode; more, in tiles. Precise: in both planes of the activations.
-PIECES = ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "linear_fast")
-ONE, FEW, FEW_FAST, PRECISE, FAST = range(len(PIECES))
+VARIANTS = ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "linear_fast")
+ONE, FEW, FEW_FAST, PRECISE, FAST = range(len(VARIANTS))
 
 # Rows that are read at a time for several tokens. Four, where there are registers for them: activations come from the
 # second cache if there are many tokens, and four rows share what is read of them: 0.8 of the time of two at 16 tokens.
@@ -36,8 +36,8 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
     return few[SUB_BLOCK[format_name]]
 
 
-def piece_for(tokens, few, most_precise):
-    """Return which of PIECES multiplies `tokens` tokens, at least 1.
+def variant_for(tokens, few, most_precise):
+    """Return which of VARIANTS multiplies `tokens` tokens, at least 1.
 
     Kernels compile this, so its numbers have no types.
     """

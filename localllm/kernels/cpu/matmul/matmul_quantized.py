@@ -23,7 +23,7 @@ from localllm.kernels.cpu.matmul.gemv_int16 import (
 )
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
-from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, piece_for
+from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, variant_for
 from localllm.kernels.cpu.matmul.tiles import ROWS
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.formats import load_group_format
@@ -159,7 +159,7 @@ def make_linear_fast(format_name):
     return make_tiles(make_fast_slab(format))
 
 
-choose = device(piece_for)
+choose = device(variant_for)
 
 
 @kernel

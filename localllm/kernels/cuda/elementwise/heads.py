@@ -83,7 +83,7 @@ def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
         store_f32(y + row * stride + 4 * head, total)
 
 
-def mix(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
+def mix_streams(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
     """Compute y_i = the sum over j of weights_ij * x_j; a thread for each column."""
     row, column, total = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x, float32(0)
     if row < load_i64(count) and column < columns:

@@ -43,7 +43,7 @@ def pool(count, sequences, x, y, stride, columns, kind):
         store_4f32(y + row * stride + 4 * column, a * scale, b * scale, c * scale, d * scale)
 
 
-def columns(count, x, x_stride, first, groups, period, y, stride, columns):
+def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
     """Compute y = some columns of every group of x; a thread for each."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
@@ -52,7 +52,7 @@ def columns(count, x, x_stride, first, groups, period, y, stride, columns):
         store_f32(y + row * stride + 4 * column, number)
 
 
-def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
+def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
     """Compute y = columns of x and z, head by head; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
     if row >= load_i64(count):

@@ -18,7 +18,7 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
         store_f32(y + row * stride + 4 * column, load_f32(source + 4 * column) * weight)
 
 
-def collect(count, rows, used, x, x_stride, y, stride, columns):
+def from_heads(count, rows, used, x, x_stride, y, stride, columns):
     """Copy the outputs of a token's experts, side by side; a block for each pair."""
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):

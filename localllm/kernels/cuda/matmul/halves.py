@@ -40,7 +40,7 @@ def halve(count, x, stride, columns, y, y_stride, scales):
         store_f32(scales + 4 * row, scale)
 
 
-def rescale(count, y, stride, columns, scales):
+def scale_rows(count, y, stride, columns, scales):
     """Compute y = y * scale."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):

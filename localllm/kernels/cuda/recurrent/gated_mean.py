@@ -17,7 +17,7 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
     writes the new one, row by row.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-    row_bytes, place_bytes = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
+    row_bytes, bytes_per_token = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
     tokens, gates = max(TOKENS, taps), 4 * stretches * columns
     if column >= 4 * columns:
         return
@@ -31,11 +31,11 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
                 for tap in range(least, taps):
                     row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
                     row += tap * stretches // taps * 4 * columns
-                    top = max(top, load_f32(row + gates) + load_f32(places + tap * place_bytes + column))
+                    top = max(top, load_f32(row + gates) + load_f32(places + tap * bytes_per_token + column))
                 for tap in range(least, taps):
                     row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
                     row += tap * stretches // taps * 4 * columns
-                    gate = load_f32(row + gates) + load_f32(places + tap * place_bytes + column)
+                    gate = load_f32(row + gates) + load_f32(places + tap * bytes_per_token + column)
                     weight = exp(gate - top) + (gate - gate)
                     total, mean = total + weight, mean + weight * load_f32(row)
                 store_f32(y + (token + t) * stride + column, mean / total)

@@ -16,7 +16,7 @@ from localllm.engine.cpu.kernel_variants import EVERY, VariantTable
 from localllm.engine.operations.activation import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
-from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens, variant_for
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
@@ -28,7 +28,7 @@ ROUTED = Routed("routed", None, ALL)  # type: ignore[arg-type]
 def called(format: str, columns: int, counts: range, most_precise: int) -> set[str]:
     """What the kernel calls for so many tokens, one number after the other."""
     few = few_tokens(format, columns)
-    return {f"{PIECES[piece_for(count, few, most_precise)]}-{format}" for count in counts}
+    return {f"{VARIANTS[variant_for(count, few, most_precise)]}-{format}" for count in counts}
 
 
 def needed(format: str, columns: int, rows: Rows, tokens: int, most_precise: int) -> set[str]:

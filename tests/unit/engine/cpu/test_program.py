@@ -350,16 +350,16 @@ def test_what_a_backend_keeps(monkeypatch):
     made = {}
     for name in ("KVCache", "StateLayout", "CachePool", "KeyRotator"):
         there = shift if name == "KeyRotator" else backend
-        known = SimpleNamespace(store="store", places="places", place_bytes=5, turn="turn")
+        known = SimpleNamespace(store="store", cache_usage="places", bytes_per_token=5, rotate_keys="turn")
         monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
     monkeypatch.setattr(backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None))
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
     found = CpuBackend(["model"], states, 100, options)
     assert made["KVCache"] == (states[::2], 100, options.kv_cache_type) and made["StateLayout"] == (states[1:2],)
     assert made["CachePool"] == (found._cache, found._places.layout) and found._places.layout is not None
-    assert (found.store, found.places, found.place_bytes) == ("store", "places", 5)
+    assert (found.store, found.cache_usage, found.bytes_per_token) == ("store", "places", 5)
     found.prepare_shift("turns")
-    assert made["KeyRotator"] == (found._cache, states[::2], "turns") and found.turn == "turn"
+    assert made["KeyRotator"] == (found._cache, states[::2], "turns") and found.rotate_keys == "turn"
 
 
 def test_images_of_a_backend(monkeypatch):
@@ -412,16 +412,16 @@ def test_keys_are_turned_some_at_a_time():
     turner._distances = np.zeros(BATCH, np.int64)
     turner._header = SimpleNamespace(fill=lambda spans, *rest: told.append((*spans, *rest)))
     turner._walker = SimpleNamespace(run=lambda: told.append(turner._distances.tolist()))
-    turner.turn("store", 3, 3 + BATCH + 5, 64)
+    turner.rotate_keys("store", 3, 3 + BATCH + 5, 64)
     (first, *rest), distances, (second, *_), _ = told
     assert [(span.store, span.position, len(span.ids), span.wanted) for span in (first, second)] == [
         ("store", 3, BATCH, 0), ("store", 3 + BATCH, 5, 0),
     ]  # fmt: skip
     assert rest == [True, shift.NO_LOGITS] and distances == [-64] * BATCH
     told.clear()
-    turner.turn("store", 3, 3 + BATCH, 1)
+    turner.rotate_keys("store", 3, 3 + BATCH, 1)
     assert len(told) == 2
-    turner.turn("store", 3, 3, 1)
+    turner.rotate_keys("store", 3, 3, 1)
     assert len(told) == 2
 
 

@@ -61,7 +61,7 @@ def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0
     steps = card_steps(builder.operations, places, Somewhere(capability), (tokens, 1), {})
     for step in steps:  # what kernels take, no more and no less
         assert isinstance(work_of(step, lambda array: 0, 0), Launch | LibraryProduct)
-    return [step for step in steps if step.kernel not in ("columns", "logits")]
+    return [step for step in steps if step.kernel not in ("slice_columns", "logits")]
 
 
 def attending(state, *, heads=4, chosen=False, **given):
@@ -163,12 +163,12 @@ def matrix(format: str, rows: int, columns: int, bias: bool = False) -> Weight:
     ("format", "few", "many"),
     [
         ("F32", ["linear_plain-8-F32"], [("product", "f32", False)]),
-        ("F16", ["linear_plain-8-F16"], ["halve", ("product", "f16", False), "rescale"]),
+        ("F16", ["linear_plain-8-F16"], ["halve", ("product", "f16", False), "scale_rows"]),
         ("BF16", ["linear_plain-8-BF16"], ["split_bf16", ("product", "bf16", False), ("product", "bf16", True)]),
         ("Q8_0", ["quantize_planes", "linear_planes-8-Q8_0"],
-         ["halve", "unpack-Q8_0", ("product", "f16", False), "rescale"]),
+         ["halve", "unpack-Q8_0", ("product", "f16", False), "scale_rows"]),
         ("IQ2_XXS", ["quantize_planes", "linear_planes-8-Q8_0"],
-         ["halve", "unpack-Q8_0", ("product", "f16", False), "rescale"]),
+         ["halve", "unpack-Q8_0", ("product", "f16", False), "scale_rows"]),
     ],
 )  # fmt: skip
 def test_kernels_of_products(format, few, many):
@@ -229,8 +229,8 @@ def test_experts_of_a_card():
 
 
 def test_a_kernel_is_given_what_it_takes():
-    step = Step("rescale", {"x": 1}, 1, None, [], [])
-    with pytest.raises(TypeError, match=r"^rescale: columns, count, scales, stride, x, y$"):
+    step = Step("scale_rows", {"x": 1}, 1, None, [], [])
+    with pytest.raises(TypeError, match=r"^scale_rows: columns, count, scales, stride, x, y$"):
         work_of(step, lambda array: 0, 0)
 
 
@@ -242,7 +242,7 @@ def test_a_cards_cache_is_as_the_cpus():
     states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
     here, card = KVCache(states, 2 * PAGE, KVType.of("f16"), (1,)), SimulatedCard()
     there = CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 0)
-    assert (there.sequences, there.pages, there.place_bytes) == ((1,), here.pages, here.place_bytes)
+    assert (there.sequences, there.pages, there.bytes_per_token) == ((1,), here.pages, here.bytes_per_token)
     assert CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 1 << 29).sequences == (2,)
     pages, random = np.array([2, 0]), np.random.default_rng(0)
     assert len(there.content(np.zeros(0, np.int64), True)) == 0

@@ -276,7 +276,15 @@ def test_what_comes_from_another_target_and_goes_to_one():
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
     places = StepPlaces(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
     steps, header = lower_operations(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
-    assert [step.kernel for step in steps] == ["fetch", "columns", "scale", "columns", "add", "add_squares", "columns"]
+    assert [step.kernel for step in steps] == [
+        "fetch",
+        "slice_columns",
+        "scale",
+        "slice_columns",
+        "add",
+        "add_squares",
+        "slice_columns",
+    ]
     fetch, first, _, shown, _, squares, last = steps
     assert fetch.arguments == {"source": came.ctypes.data, "target": fetch.writes[0], "words": 8 * 192 // 8}
     assert (fetch.parts, fetch.reads, fetch.writes[0].rows, fetch.writes[0].stride) == (0, [], 8, 192)

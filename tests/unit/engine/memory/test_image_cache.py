@@ -15,7 +15,7 @@ from pooled import acquire
 import localllm
 from localllm import images
 from localllm.arch import vision
-from localllm.engine.image_tokens import is_worth_caching, last_end, piece_ends
+from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
 from localllm.engine.memory import fingerprint as fingerprints
 from localllm.engine.memory import image_cache as seen_rows
 from localllm.engine.memory.image_cache import EncodedImageCache, key_of
@@ -224,12 +224,12 @@ def test_where_pieces_end():
             tokens += [5] * count if rng.random() < 0.5 else [-1 - (key << 15 | row) for row in range(count)]
         if tokens[-1] < 0:
             tokens.append(5)
-        ends = piece_ends(tokens, runs)
+        ends = chunk_ends(tokens, runs)
         assert ends == sorted(set(ends)) and all(last_end(tokens, end, runs) == end for end in ends)
         assert not tokens[0] or ends[-1] > len(tokens) - 700
     tiles = [token for key in range(1, 7) for token in (7, 7, *(-1 - (key << 15 | row) for row in range(40)))]
-    assert piece_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
-    assert piece_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
+    assert chunk_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
+    assert chunk_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
 
 
 def test_what_rows_of_images_depend_on(tmp_path, monkeypatch):

@@ -305,7 +305,7 @@ def test_two_caches_as_one():
                      (Paged(0, 1, 16, 16), Paged(1, 2, 16, 32, window=20)))  # fmt: skip
     both = JointCache(first, second)
     assert (both.pages, both.window, JointCache(second, first).window) == (3, 20, 20)
-    assert both.place_bytes == first.place_bytes + second.place_bytes == 4 * (2 * 16 + 2 * (16 + 32))
+    assert both.bytes_per_token == first.bytes_per_token + second.bytes_per_token == 4 * (2 * 16 + 2 * (16 + 32))
     sizes = {local: (first.page_bytes(local), second.page_bytes(local)) for local in (False, True)}
     assert sizes == {False: (PAGE * 4 * 32, 0), True: (0, PAGE * 4 * 96)}
     pages, random = np.array([2, 0]), np.random.default_rng(0)
@@ -343,7 +343,7 @@ def test_a_page_is_a_piece_of_each_stream():
     """Of every head of keys and of values; latent rows have one for both, and layers with a window may go alone."""
     states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
     cache = KVCache(states, 4 * PAGE, KVType.of("f32"), (1,))
-    assert (cache.pages, cache.window, cache.place_bytes) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
+    assert (cache.pages, cache.window, cache.bytes_per_token) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
     keys, values = cache.sides(states[0])
     assert [tuple(side) for side in (keys, values)] == [(0, 2, 64, "f32"), (2 * 5 * PAGE * 64, 2, 128, "f32")]
     rows = 2 * 5 * PAGE * (64 + 128)
@@ -377,11 +377,11 @@ def test_room_for_sequences(cache: KVCache):
     """With what recurrent layers keep, if there are some; places are whole pages."""
     room, layout = CachePool(cache, None), StateLayout([Recurrent(2, ((4,),))])
     assert isinstance(room.store(), PageTable) and isinstance(CachePool(cache, layout).store(), HybridState)
-    assert (room.place_bytes, room.places()) == (cache.place_bytes, (0, 9 * PAGE))
+    assert (room.bytes_per_token, room.cache_usage()) == (cache.bytes_per_token, (0, 9 * PAGE))
     one, other = room.store(), room.store()
     one.prepare(0, PAGE + 1)
     other.prepare(0, 1)
-    assert room.places() == (3 * PAGE, 9 * PAGE)
+    assert room.cache_usage() == (3 * PAGE, 9 * PAGE)
 
 
 def test_where_states_lie():

@@ -600,7 +600,7 @@ class Opened:
 def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
     used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
     sequences = PrefixCache(FakeEngine(50, counting))
-    sequences.engine.head_path, sequences.engine.use_head = "known", lambda file: used.append(1)
+    sequences.engine.draft_head_path, sequences.engine.load_draft_head = "known", lambda file: used.append(1)
 
     def words(metadata: dict) -> Words:
         if metadata[heads.TOKENS] < 0:

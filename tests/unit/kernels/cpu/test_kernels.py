@@ -44,7 +44,7 @@ SPOILED = 17  # a row
 GENERIC = ["NVFP4", "Q3_K", "IQ4_XS", "Q8_0"]  # Q8_0 takes this path if its columns are no multiple of 64
 ROWWISE = [
     "quantize", *OF_HALVES, "rms_norm", "layer_norm", "add", "swiglu", "gelu", "relu_squared", "clamp",
-    "scale", "scale_by_position", "select", "columns", "join", "angles", "rope", "logits",
+    "scale", "scale_by_position", "select", "slice_columns", "concat_heads", "angles", "rope", "logits",
 ]  # fmt: skip
 FORMATS = {
     "embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"],
@@ -267,7 +267,7 @@ def test_columns(call, first, end):
         y, source = output(7, end - first), padded(x)
         vectors = {"x": source, "x_stride": source.strides[0], "y": y, "stride": y.strides[0]}
         groups = {"groups": 1, "period": 100}
-        call("columns", parts, count=count(7), first=first, columns=end - first, **groups, **vectors)
+        call("slice_columns", parts, count=count(7), first=first, columns=end - first, **groups, **vectors)
         return written(y, 7, end - first)
 
     np.testing.assert_array_equal(for_any_parts(compute), x[:, first:end])
@@ -281,7 +281,7 @@ def test_columns_of_every_group(call, first, end, period):
         y, source = output(7, columns), padded(x)
         vectors = {"x": source, "x_stride": source.strides[0], "y": y, "stride": y.strides[0]}
         groups = {"groups": 100 // period, "period": period, "columns": columns}
-        call("columns", parts, count=count(7), first=first, **groups, **vectors)
+        call("slice_columns", parts, count=count(7), first=first, **groups, **vectors)
         return written(y, 7, columns)
 
     exact = x.reshape(7, -1, period)[:, :, first:end].reshape(7, -1)
@@ -297,7 +297,7 @@ def test_join(call, heads, left, right, shared):
         y, first, second = output(7, heads * (left + right)), padded(x), padded(z)
         vectors = {"x": first, "x_stride": first.strides[0], "z": second, "z_stride": second.strides[0]}
         vectors |= {"x_columns": left, "z_columns": right, "y": y, "stride": y.strides[0]}
-        call("join", parts, count=count(7), heads=heads, shared=shared, **vectors)
+        call("concat_heads", parts, count=count(7), heads=heads, shared=shared, **vectors)
         return written(y, 7, heads * (left + right))
 
     of_z = np.broadcast_to(z.reshape(7, -1, right), (7, heads, right))

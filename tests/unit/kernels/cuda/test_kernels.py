@@ -149,7 +149,7 @@ def test_select():
 def test_columns(first, end, period):
     x, groups = normal(COUNT, 100), 100 // period
     columns, stride = (end - first) * groups, padded(x).strides[0]
-    y = computed("columns", x, columns, x_stride=stride, first=first, groups=groups, period=period)
+    y = computed("slice_columns", x, columns, x_stride=stride, first=first, groups=groups, period=period)
     np.testing.assert_array_equal(y, twin.slice_columns(x, first, end, period))
 
 
@@ -159,7 +159,7 @@ def test_join(shared):
     x, z = normal(COUNT, heads * left), normal(COUNT, right if shared else heads * right, seed=1)
     given = {"x_stride": padded(x).strides[0], "z": padded(z), "z_stride": padded(z).strides[0]}
     given |= {"x_columns": left, "z_columns": right, "shared": shared, "heads": heads}
-    y = computed("join", x, heads * (left + right), **given)
+    y = computed("concat_heads", x, heads * (left + right), **given)
     np.testing.assert_array_equal(y, twin.concat_heads(x, z, heads, shared))
 
 

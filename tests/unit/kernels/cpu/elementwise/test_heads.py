@@ -14,8 +14,8 @@ from localllm.engine.run import Span
 from tests.unit.kernels.cpu.recurrent.test_recurrent import weight
 
 KERNELS = [
-    "scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids", "as_column",
-    "hash",
+    "scale_columns", "lerp", "multiply_heads", "head_dots", "mix_streams", "softmax", "sinkhorn", "replace_ids",
+    "as_column", "hash",
 ]  # fmt: skip
 TOKENS = 5
 
@@ -72,7 +72,8 @@ def test_mix(call, builder, streams, made, width):
     x, weights = normal(TOKENS, streams * width), normal(TOKENS, made * streams, seed=1)
     rows, by = padded(x), padded(weights)
     check(
-        call, "mix", builder.mix_streams(x, weights, streams), x=rows, x_stride=rows.strides[0], streams=streams,
+        call, "mix_streams", builder.mix_streams(x, weights, streams), x=rows, x_stride=rows.strides[0],
+        streams=streams,
         width=width, weights=by, weights_stride=by.strides[0], columns=made * width,
     )  # fmt: skip
 

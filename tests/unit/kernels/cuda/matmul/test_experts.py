@@ -142,5 +142,5 @@ def test_heads_are_dealt_and_collected():
     expected = x.reshape(tokens, heads, columns).swapaxes(0, 1).reshape(-1, columns)
     np.testing.assert_array_equal(written(dealt, tokens * heads, columns), expected)
     given = {"rows": plan.rows, "used": heads, "x": dealt, "x_stride": dealt.strides[0], "y": back}
-    launch("collect", tokens + 1, count=count(tokens), **given, stride=back.strides[0], columns=columns)
+    launch("from_heads", tokens + 1, count=count(tokens), **given, stride=back.strides[0], columns=columns)
     np.testing.assert_array_equal(written(back, tokens, heads * columns), x)

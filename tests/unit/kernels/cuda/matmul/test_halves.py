@@ -13,7 +13,7 @@ def test_halves_keep_eleven_bits_of_any_size():
     back = y.astype(np.float32)
     for row in range(3):
         np.testing.assert_allclose(back[row] * scales[row], x[row], rtol=2.0**-11, atol=np.abs(x[row]).max() * 1e-7)
-    launch("rescale", 4, count=np.array([4]), y=back, stride=192, columns=48, scales=scales)
+    launch("scale_rows", 4, count=np.array([4]), y=back, stride=192, columns=48, scales=scales)
     np.testing.assert_array_equal(back, y.astype(np.float32) * scales[:, None])
 
 
