@@ -23,30 +23,31 @@ class Backend(Protocol):
         ...
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return the token places in use and in total, in whole pages."""
+        """Return how many token slots of the cache are in use and how many there are, in whole pages."""
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        """Compute the wanted logits, span by span: float32 [wanted, vocab]. The spans have at most BATCH tokens.
+        """Compute the requested logits of all spans in order: float32 [wanted, vocab].
 
-        Raises ModelError if some are not numbers.
+        spans: together at most BATCH tokens; precise: keep activations in 16 bits if there are few tokens. Raises
+        ModelError if a logit is NaN or infinite.
         """
         ...
 
     def encode(self, spans: Ids[Span], precise: bool) -> None:
-        """Run the model's encoder over whole texts, as `run`, for the tokens that are decoded later."""
+        """Run the encoder over whole texts, each in a span; decoding attends to its output. Raises as `run`."""
         ...
 
     def prepare_all(self) -> None:
-        """Wait for kernels that are compiled in the background. Raises LocalllmError."""
+        """Wait until all kernels are compiled, which happens in the background. Raises LocalllmError."""
         ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Prepare to rotate keys, those of each layer by its RopeShift. Raises LocalllmError."""
+        """Compile kernels that rotate cached keys; turns: how each layer's keys rotate. Raises LocalllmError."""
         ...
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
-        """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
+        """Rotate the keys at positions [first, end), which were cached for positions `distance` later."""
         ...
 
     def close(self) -> None: ...

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 class TracedModel(NamedTuple):
-    """A model as its architecture describes it.
+    """A model's operations, and what is needed to trace it again.
 
-    forward: traces it again with another builder; context: the most tokens of a sequence; encoding: the encoder's
-    operations, if there is one; rows: how image rows are computed (localllm.engine.trace.image_rows), with
-    bidirectional attention and without.
+    Attributes:
+        forward: the architecture's function, which takes any builder.  context: the most tokens of a sequence.
+        encoding: the encoder's operations, if there is one.
+        rows: traces the model for image rows (localllm.engine.trace.image_rows), given whether they have bidirectional
+            attention.
     """
 
     file: GGUFFile
@@ -45,7 +47,7 @@ class TracedModel(NamedTuple):
 class SelectedBackend(NamedTuple):
     """A backend, its description for users, and a warning, in one line.
 
-    limits: of a GPU that has all layers: memory bytes per second, and operations per second; None otherwise.
+    limits: memory bytes per second and operations per second of a GPU that has all layers; None otherwise.
     """
 
     backend: Backend
@@ -55,14 +57,14 @@ class SelectedBackend(NamedTuple):
 
 
 class BackendChoice(NamedTuple):
-    """The backend to build: cpu, reference or card (which must be found first), and why there is no card."""
+    """The backend to try: cpu, reference or card; note: why the CPU was chosen, if that may surprise the user."""
 
     kind: str
     note: str | None = None
 
 
 def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
-    """Choose a backend by the options; has_driver is called only if it matters."""
+    """Choose the backend to try by the options; has_driver is called only for the device auto."""
     if options.backend in ("cpu", "reference"):
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():
@@ -97,11 +99,14 @@ def reference(said: TracedModel, options: EngineOptions) -> Backend:
 
 
 def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
-    """Build a backend with a GPU; if it gets no layers, returns why, where that is unexpected. Raises LocalllmError."""
+    """Build a backend with a GPU; if it gets no layers, return the reason, None if none is expected.
+
+    Raises LocalllmError.
+    """
     if said.encoding:
         if options.backend != "auto":
             raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
-        return "the CPU computes: encoders do not run on cards"
+        return "the CPU computes: encoders do not run on GPUs"
     from localllm.engine.cuda.devices import place_layers
     from localllm.engine.cuda.program import buffer_bytes
 

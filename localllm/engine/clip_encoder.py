@@ -24,7 +24,7 @@ Forward = Callable[..., Activation]
 
 
 class ClipEncoder:
-    """Both encoders. Threads that call it wait for each other.
+    """The image and the text encoder of a CLIP model. Threads that call it wait for each other.
 
     Attributes:
         width: length of a vector.  context: the most tokens of a text.  vocab_size: number of tokens.
@@ -55,7 +55,7 @@ class ClipEncoder:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
     def _run(self, number: int, rows: np.ndarray) -> np.ndarray:
-        """Run one of the four programs, which is built on first use."""
+        """Run one of the four programs (0, 1: images and projection; 2, 3: texts and projection)."""
         if number not in self._programs:
             h = self._pair[number // 2]
             self._programs[number] = VisionProgram(self._said[number], h, self._options)
@@ -72,7 +72,10 @@ class ClipEncoder:
 
 
 def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
-    """Trace the image transformer, its projection, and both for texts. Raises ModelError."""
+    """Trace four parts: the image transformer, its projection, the text transformer, its projection.
+
+    Raises ModelError.
+    """
     said: list[TracedPart] = []
     parts: list[tuple[Forward, Forward, clip.ClipVision | clip.ClipText]] = [
         (clip.see, clip.vector_of_picture, pair.vision), (clip.read, clip.vector_of_text, pair.text),
@@ -91,7 +94,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
 
 
 def rows_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
-    """Dequantize rows of a matrix, float32 [numbers, columns]."""
+    """Dequantize the rows of a matrix with these numbers: float32 [numbers, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]
     return dequantize(replace(tensor, shape=(len(numbers), tensor.shape[1]), data=data))

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
 
 
 def append_from(engine: "Engine", sequence: "Sequence", source: "Sequence", first: int, count: int) -> bool:
-    """Append `count` tokens that another sequence holds from position `first` on: copy its state, and rotate keys.
+    """Append `count` tokens from position `first` of another sequence: copy their keys and values, and rotate the keys.
 
-    They still depend on the text before them there: keys and values of deeper layers were computed with it. False, and
-    nothing is changed, if the state of one of the sequences is incomplete or there are images. Raises UsageError if the
-    model's keys cannot be moved; MemoryLimitError.
+    The copies still depend on the text that precedes them in the source: keys and values of deeper layers were computed
+    with it. Return False and change nothing if either sequence's state is incomplete or has images. Raises UsageError
+    if the model's keys cannot be moved; MemoryLimitError.
     """
     with engine.lock:
         engine.require_shift()

@@ -19,16 +19,16 @@ from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError
 from localllm.kernels.arguments import PAGE
 
-LATE = BATCH  # tokens that a sequence may lag behind the model's before it reads without being asked for drafts
+LATE = BATCH  # tokens that a draft sequence may lag behind the model's before it reads them unasked
 
 
 def rows_for(width: int) -> np.ndarray:
-    """Allocate hidden states for a run: float32 [BATCH, width or more]."""
+    """Allocate memory for the hidden states of a run: float32 [BATCH, width or more]."""
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
 def hidden_state_tap(head_source: DraftHeadSource | None) -> HiddenStateTap | None:
-    """Return the model's hidden states that it needs, with memory for them."""
+    """Return which hidden states of the model a draft head needs, with memory for them; None without a head."""
     return HiddenStateTap(rows_for(head_source.columns), head_source.layers) if head_source else None
 
 
@@ -56,7 +56,7 @@ class DraftHead:
         self._fuse = self._backend.beside(fusing) if fusing else None
 
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
-        """Trace the head, and the preprocessing of hidden states, if there is any. Raises ModelError."""
+        """Trace the head and its preprocessing of hidden states (empty if it has none). Raises ModelError."""
         h = g.hyperparameters
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
         try:
@@ -95,10 +95,10 @@ class DraftHead:
         return [rows if self._tokens is None else self._of_all(rows)]
 
     def _of_all(self, rows: np.ndarray) -> np.ndarray:
-        """Expand the logits of a smaller vocabulary; other tokens are impossible."""
-        found = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
-        found[:, self._tokens] = rows
-        return found
+        """Expand logits of the head's smaller vocabulary to the model's; other tokens get -inf."""
+        logits = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
+        logits[:, self._tokens] = rows
+        return logits
 
     def fuse_hidden_states(self, shown: np.ndarray) -> np.ndarray:
         """Preprocess the model's hidden states, float32 [tokens, columns], to [tokens, width]."""
@@ -126,27 +126,28 @@ class DraftHead:
 
 
 class DraftSequence(Sequence):
-    """A sequence of the draft head: it follows the model's, and goes beyond it with drafted tokens.
+    """A sequence of the draft head: the tokens of the model's sequence, and drafted ones after them.
 
     Attributes:
-        begin: the position in the model's sequence of the first token here; earlier ones are unknown to the head.
+        begin: position in the model's sequence of the first token here; the head has not read earlier ones.
     """
 
     engine: DraftHead
 
     def __init__(self, head: DraftHead, store: SequenceState, place: int):
         super().__init__(head, store)
-        # Positions in the model's sequence, from the first token here to the last one read.
+        # Range of positions in the model's sequence that this one covers.
         self.begin = self._end = place
         self._shown: dict[int, np.ndarray] = {}  # by position, hidden states that are still needed
         self._ids: dict[int, int] = {}  # by position, tokens that only the model has read
         self._last = np.zeros(head.width, np.float32)  # the layer's output for the last token here
-        self._firm = 0  # how many tokens were read with the model's own hidden states
+        self._firm = 0  # how many tokens were read with the model's hidden states, not with drafted ones
 
     def on_hidden_states(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
-        """Take tokens that the model has read from this position on, and its hidden states, float32 [tokens, columns].
+        """Record tokens that the model has read from this position on, and their hidden states.
 
-        Tokens that the model has read again are read again here, at the latest before the next draft.
+        shown: float32 [tokens, columns]. The head reads the tokens before its next draft, or when it lags by LATE;
+        those that the model reads again are read again here.
         """
         if not self.begin <= place <= self._end:
             self.begin = self._end = place
@@ -170,13 +171,13 @@ class DraftSequence(Sequence):
         self.truncate(max(0, place - self.begin))
 
     def truncate(self, length: int) -> int:
-        """Truncate as Sequence does; tokens that were read as drafts are dropped too."""
+        """Truncate as Sequence does, and drop all drafted tokens."""
         kept = super().truncate(min(length, self._firm))
         self._firm = kept
         return kept
 
     def fill(self, rows: np.ndarray) -> None:
-        """Fill the hidden states that precede the next tokens; unknown ones are zeros."""
+        """Write to each row the hidden state of the token before; zeros where it is unknown."""
         before = self.begin + len(self.tokens) - 1
         rows[:] = 0
         places = [place for place in range(before, before + len(rows)) if place in self._shown]
@@ -188,7 +189,7 @@ class DraftSequence(Sequence):
         self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
 
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
-        """Note the tokens that were read, and the output for the last one."""
+        """Record the tokens that the head has read, and its output for the last one, float32 [width]."""
         self.tokens += ids
         self._last = last
         if self._is_firm:

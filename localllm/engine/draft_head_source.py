@@ -25,11 +25,12 @@ class DraftHeadSource(NamedTuple):
     """A draft head, not compiled yet.
 
     Attributes:
-        path: of its file.  hyperparameters, weights: its own.  state: of its keys and values.
-        columns: length of the model's hidden states.  layers: of the model, whose inputs they are, see HiddenStateTap.
-        guess: (builder, weights, hyperparameters, hidden states) to its output.
-        fuse: (builder, weights, hyperparameters, hidden states) to preprocessed ones; None without preprocessing.
-        names: the tensors that have to be used.
+        path: of its file.  hyperparameters, weights: its own.  state: where its keys and values are cached.
+        columns: length of the model's hidden states that it reads.
+        layers: of the model, whose inputs these hidden states are; none: the last hidden state (HiddenStateTap).
+        guess: makes the head's output: (builder, weights, hyperparameters, hidden states).
+        fuse: preprocesses hidden states, with the same arguments; None without preprocessing.
+        names: tensors that the head must use, so that none is ignored.
         tokens: the token of each logit, int64; None for the whole vocabulary.
     """
 
@@ -53,7 +54,7 @@ def own_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> Draf
 
 
 def is_head(file: GGUFFile) -> bool:
-    """Tell whether a file has a draft head only."""
+    """Return whether a file contains only a draft head."""
     return file.metadata.get("general.architecture") in HEADS
 
 
@@ -66,11 +67,13 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
     h = eagle3.read(fields)
     require_supported_values(fields)
     if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
-        theirs = f"{max(h.target_layers)} layers or more and rows of {h.target_width} numbers"
-        ours = f"{model.path} has {of_model.layers}, and rows of {of_model.width}"
-        raise UsageError(f"{file.path} is a draft head for a model of {theirs}, not of {ours}")
+        theirs = f"at least {max(h.target_layers)} layers and a width of {h.target_width}"
+        ours = f"{model.path} has {of_model.layers} layers and a width of {of_model.width}"
+        raise UsageError(f"{file.path} is a draft head for a model with {theirs}; {ours}")
     if h.vocab_size != of_model.vocab_size:
-        raise UsageError(f"{file.path} guesses {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}")
+        raise UsageError(
+            f"{file.path} is a draft head for {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}"
+        )
     weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
     names, tokens = [name for name in file.tensors if name != TOKENS], tokens_of(file, h.vocab_size)
     layers, (state,) = h.target_layers, h.states()
@@ -78,7 +81,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
 
 
 def tokens_of(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
-    """Return the tokens of a smaller vocabulary, int64; None if there is none. Raises ModelError."""
+    """Return the model's token for each logit of the head, int64; None if it has all. Raises ModelError."""
     tensor = file.tensors.get(TOKENS)
     if tensor is None:
         return None

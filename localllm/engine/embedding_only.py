@@ -10,7 +10,7 @@ from localllm.errors import UnsupportedError
 
 
 class EmbeddingOnlyEngine:
-    """An engine of a model that has no text to generate: every run raises. Attributes: see Engine."""
+    """An engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
 
@@ -20,12 +20,12 @@ class EmbeddingOnlyEngine:
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return the token places in use and in total: there is no cache."""
+        """Return zeros: there is no cache."""
         return 0, 0
 
     def sequence(self) -> NoReturn:
         """Raise UnsupportedError."""
-        kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
+        kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
         raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or localllm rerank")
 
     def step(self, *requests: object) -> NoReturn:

@@ -1,7 +1,6 @@
-"""Run embedding models: each text is read whole and separately, one row per text, and no state is kept.
+"""Run embedding models: one row per text, and no state is kept.
 
-A run reads many texts, concatenated and sorted by length: there is no padding, attention sees each text alone, and only
-the requested rows of the last layer are returned.
+A run reads many texts of similar length, concatenated without padding; each text attends only to itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from localllm.kernels.arguments import PAGE
 from localllm.system.processes import has_driver
 
 Ids = Sequence[int] | np.ndarray
-SHORT = PRECISE_TOKENS  # tokens of a text up to which activations keep 16 bits, alone or among others
+SHORT = PRECISE_TOKENS  # most tokens of a text whose activations keep 16 bits, whatever texts share its run
 MOST_TEXTS = 256  # texts per run; each begins a page of the cache
 Read = Callable[[Sequence[TextSpan]], np.ndarray]  # reads the texts of one run: float32 [texts, width]
 
@@ -101,11 +100,12 @@ class EmbeddingRunner:
         self._close, self.prepare_all = program.close, program.prepare_all
         self.warning = self.warning or program.warning
         table = np.arange(pages)
-        # With 16-bit weights, rounding activations costs most: a cosine of 0.99999 with the vectors in
-        # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either,
-        # except for short texts, where few tokens' errors are averaged: with MiniLM in Q8_0 the empty text's cosine is
-        # 0.9992 by 8 bits and 0.9996 by 16. By 8 bits a text's vector depends on its place among others, too: there
-        # products differ in the last bit, and then values round to other codes (0.9999 for 31 to 60 tokens).
+        # With 16-bit weights, rounding activations to 8 bits is the largest error: a cosine of 0.99999 with the vectors
+        # in float32, against 0.9999998 with 16 bits (both planes), for 1.4 times the work. Quantized weights lose more
+        # than either, except for short texts, where the errors of few tokens are averaged: with MiniLM in Q8_0 the
+        # empty text's cosine is 0.9992 with 8 bits and 0.9996 with 16. With 8 bits a text's vector also depends on its
+        # place among others: products differ in the last bit, and then values round to other codes (a cosine of 0.9999
+        # for 31 to 60 tokens).
         weights = [one.weight for one in operations if isinstance(one, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
@@ -118,9 +118,9 @@ class EmbeddingRunner:
     ) -> np.ndarray:
         """Compute a row for each text's token ids: float32 [texts, width].
 
-        seconds: where the second text of a pair begins, whose tokens have another type; progress: called after each run
-        with the number of finished texts. Raises ContextError for a text that is too long, UsageError for invalid ids,
-        ModelError for rows that are not numbers.
+        seconds: for each pair of texts, the index of the second text's first token, whose type differs; progress:
+        called after each run with the number of finished texts. Raises ContextError for a text that is too long,
+        UsageError for invalid ids, ModelError for NaN or infinite rows.
         """
         ids = [self._check(text) for text in texts]
         lengths = [len(text) for text in ids]
@@ -165,9 +165,9 @@ def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, con
 
 
 def runs(lengths: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yield the numbers of texts to read together: similar lengths, at most BATCH tokens or one longer text.
+    """Yield the numbers of texts to read in one run: of similar length, at most BATCH tokens or one longer text.
 
-    SHORT texts get runs of their own.
+    Texts of up to SHORT tokens never share a run with longer ones.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
     for place, number in enumerate(order):

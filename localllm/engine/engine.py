@@ -62,7 +62,7 @@ class Engine:
         rope: how positions are scaled instead of the file's way, or None.
         runs: how prompts are divided into runs.  thread_count: compute threads.
         lock: held while the model runs or its sequences change.  device: description of the backend.
-        limits: of a GPU that has all layers: memory bytes per second, and operations per second; None otherwise.
+        limits: memory bytes per second and operations per second of a GPU that has all layers; None otherwise.
         orphaned: states of sequences that were collected without being closed.
         warning: a line for the user, or None.
     """
@@ -75,13 +75,13 @@ class Engine:
     ):
         """Trace the model and build its backend.
 
-        found: what `architecture` returns for it, if that is known. Raises ModelError, MemoryLimitError, UsageError.
+        found: the result of `architecture(file)`, if known. Raises ModelError, MemoryLimitError, UsageError.
         """
         options = options or EngineOptions()
         options.require_valid()
         model, self.hyperparameters = found or architecture(file)
         if self.hyperparameters.bidirectional and not self.hyperparameters.fills:
-            kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
+            kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
@@ -117,7 +117,7 @@ class Engine:
     def sequence(self) -> Sequence:
         """Create an empty sequence. Raises UnsupportedError for a model that does not generate text."""
         if self.hyperparameters.fills:
-            kind = f"{self.hyperparameters.arch} models fill masked places and do not write on"
+            kind = f"{self.hyperparameters.arch} models fill masked tokens and cannot continue a sequence"
             raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
         return self._empty()
 
@@ -138,7 +138,10 @@ class Engine:
         return Sequence(self, self.backend.store())
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return the token places in use and in total; whole pages, shared ones counted once."""
+        """Return how many token slots of the cache are in use and how many there are.
+
+        Whole pages count; a page that sequences share counts once.
+        """
         with self.lock:
             self._clean_up()
             return self.backend.cache_usage()
@@ -163,9 +166,10 @@ class Engine:
         return self.run(requests, "last", precise)
 
     def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
-        """Read all requests' tokens, BATCH at a time; returns the requested logits of each, float32 [wanted, vocab].
+        """Read all requests' tokens, BATCH at a time; return the requested logits of each, float32 [wanted, vocab].
 
-        Raises as Sequence.append does, before anything has changed; a failure later leaves whole tokens in sequences.
+        Raises as Sequence.append does, before anything has changed. After a later failure (memory, NaN) each sequence
+        holds the tokens of the runs that succeeded.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
@@ -191,9 +195,9 @@ class Engine:
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
-        """Attach the draft head to this sequence: it reads what the sequence reads from now on.
+        """Attach the draft head to a sequence: from now on it reads the same tokens.
 
-        Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
+        Raises UsageError if the model has no draft head, MemoryLimitError, ModelError, LocalllmError.
         """
         with self.lock:
             if self._head_source is None:
@@ -212,11 +216,11 @@ class Engine:
 
     @property
     def draft_head_path(self) -> str | None:
-        """The other file with a draft head, if there is one."""
+        """Path of the other file that the draft head is from, if it is not the model's own."""
         return self._head_source.path if self._head_source and self._head_source.layers else None
 
     def load_draft_head(self, file: GGUFFile) -> None:
-        """Use the draft head of this file instead of the model's own. To be called before any reading.
+        """Use the draft head of this file instead of the model's own. Call this before any sequence reads.
 
         Raises UsageError if it is for another model, UnsupportedError if this model exposes no hidden states,
         ModelError, MemoryLimitError, LocalllmError.
@@ -238,7 +242,7 @@ class Engine:
             before.close()
 
     def prepare_all(self) -> None:
-        """Wait for kernels that are compiled in the background, before which runs are slower. Raises LocalllmError."""
+        """Wait until all kernels are compiled, which happens in the background. Raises LocalllmError."""
         with self.lock:
             self.backend.prepare_all()
 
@@ -251,7 +255,7 @@ class Engine:
             self._shifts = True
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
-        """Shift a sequence, see Sequence.shift. If it fails, tokens after the first `keep` will be read again."""
+        """Shift a sequence, see Sequence.shift. After a failure, the next run reads the tokens after `keep` again."""
         if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
             raise UsageError(f"cannot drop {count} of {len(sequence.tokens)} tokens after the first {keep}")
         with self.lock:
@@ -280,7 +284,7 @@ class Engine:
         return True
 
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
-        """Run readings; returns the logits of each, in parts."""
+        """Run readings; return the logits of each as a list of parts, float32 [wanted, vocab]."""
         rows: list[list[np.ndarray]] = [[] for _ in readings]
         if precise and any(starts := [exact_head(reading, self.runs) for reading in readings]):
             heads = [reading.head(start) for reading, start in zip(readings, starts, strict=True)]
@@ -304,7 +308,7 @@ class Engine:
         return np.asarray(ids, np.int64)
 
     def register_image(self, seen: ImageEmbedding) -> None:
-        """Register an image's token ids, while the image or a sequence that has read it exists.
+        """Register an image's token ids; they are valid as long as the image, or a sequence that has read it, exists.
 
         Raises UnsupportedError for a model without image input, UsageError for rows of another model.
         """
@@ -320,7 +324,7 @@ class Engine:
         self._images[seen.key] = seen
 
     def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
-        """Find the images whose rows are all among the tokens, and where they begin."""
+        """Find the images among the tokens: (index of the first row, image). All their rows must be there."""
         found = passages(np.asarray(tokens, np.int64))
         return [(one.first, self._images[one.key]) for one in found if one.key is not None]
 
@@ -330,16 +334,16 @@ class Engine:
             self.orphaned.pop().close()
 
     def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
-        """Run the encoder over a new sequence's text; returns the decoder's first tokens.
+        """Run the encoder over a new sequence's text; return the tokens for the decoder, from the start token on.
 
-        Raises UsageError if there is no text, or no beginning of an answer after it.
+        Raises UsageError if there is no text, or no start token after it.
         """
         if sequence.encoded:
             return ids
         starts = np.flatnonzero(ids == self._start)
         if not len(starts) or not starts[0]:
-            kind = f"{self.hyperparameters.arch} models answer a text"
-            raise UsageError(f"{kind}: give its tokens, the start token {self._start}, and the tokens of the answer")
+            kind = f"{self.hyperparameters.arch} models have an encoder"
+            raise UsageError(f"{kind}: pass its text's tokens, the start token {self._start}, and the answer's tokens")
         text = ids[: starts[0]]
         try:
             sequence.store.prepare(0, len(text))
@@ -369,7 +373,7 @@ class Engine:
                 span.store.prepare(span.position, len(span.ids))
             found = self.backend.run(spans, precise)
         except BaseException as error:
-            for span in spans:  # tokens to recompute are in the list as if they had been read
+            for span in spans:  # a sequence's `tokens` may list tokens that its state lacks: the next run reads them
                 span.store.truncate(span.position)
             if isinstance(error, ModelError):
                 raise ModelError(f"{self._path}: {error}") from None

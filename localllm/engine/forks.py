@@ -1,4 +1,4 @@
-"""Refuse engines in forked processes: their threads are gone, and locks that these held stay locked."""
+"""Refuse to use engines in forked processes: their threads do not exist there, and locks may stay locked forever."""
 
 import threading
 import weakref
@@ -29,13 +29,13 @@ _owners: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
 def lock_for(owner: Locked) -> "threading.Lock | Refusal":
-    """Create an owner's `lock`; in processes forked from this one, `with owner.lock` raises, and never waits."""
+    """Create an owner's `lock`; in forked processes, `with owner.lock` raises LocalllmError instead of waiting."""
     _owners.add(owner)
     return threading.Lock()
 
 
 def was_forked(owner: Locked) -> bool:
-    """Tell whether the owner belongs to the process that this one was forked from."""
+    """Return whether the owner was created in the process that this one was forked from."""
     return isinstance(owner.lock, Refusal)
 
 

@@ -1,7 +1,7 @@
 """Image embeddings in place of token embeddings.
 
-An image's rows have token ids of their own, below 0, that follow from its digest and the row: prompts with the same
-image have the same tokens, and others do not.
+An image's rows have negative token ids, made of the image's digest and the row number: prompts have equal tokens only
+if their images are equal.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ class ImageEmbedding:
     Attributes:
         rows: float32 [rows, width of the model].
         ids: the rows' token ids.
-        axes: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None for
-            consecutive positions.
-        places: how many positions the image takes.
+        mrope_offsets: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None:
+            rows have consecutive positions.
+        position_count: how many positions the image takes.
         is_whole: whether its rows have bidirectional attention, so that one run must read them all.
     """
 
@@ -49,7 +49,7 @@ class ImageEmbedding:
         return self.rows[first : first + len(ids)]
 
     def mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
-        """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's place in the sequence."""
+        """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's RoPE position."""
         first = row_of(int(ids[0]))
         if self.mrope_offsets is None:
             return np.repeat(np.arange(place, place + len(ids))[:, None], 3, axis=1)
@@ -67,15 +67,15 @@ def row_of(token: int) -> int:
 
 
 def image_of(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
-    """Return the image that an id is a row of, if it is one and among these, by their keys."""
+    """Return the image that a token id belongs to; None for text and for images that are not in `images` (by key)."""
     seen = images.get(key_of(token)) if token < 0 else None
     return seen if seen is not None and row_of(token) < len(seen.rows) else None
 
 
 def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
-    """Return the difference between place and position after these images.
+    """Return by how much a token's index exceeds its RoPE position: images may take fewer positions than rows.
 
-    Images may take fewer positions than rows.
+    images: of the sequence, with their first index; only those that end at or before index `place` count.
     """
     return sum(len(seen.rows) - seen.position_count for begin, seen in images if begin + len(seen.rows) <= place)
 
@@ -90,26 +90,26 @@ def has_images(tokens: Ids[int]) -> bool:
 
 
 def without_images(tokens: Ids[int]) -> Ids[int]:
-    """Drop the ids of images."""
+    """Return the tokens without image rows."""
     return [token for token in tokens if token >= 0] if has_images(tokens) else tokens
 
 
 def end_outside_images(tokens: Ids[int], end: int) -> int:
-    """Move an end that is within an image to the image's beginning."""
+    """Move an end that is within an image to the end of that image."""
     while is_within(tokens, end):
         end += 1
     return end
 
 
 def is_within(tokens: Ids[int], place: int) -> bool:
-    """Tell whether a place is within an image."""
+    """Return whether the boundary before index `place` cuts an image."""
     return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
 
 
 def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
-    """Find where the last whole run, or the last image, ends within `length` tokens; no run ends within an image.
+    """Find the last point within `length` tokens where prefill can resume: the end of a whole run or of an image.
 
-    Later tokens are computed identically whether prefill starts there or at the beginning.
+    Later tokens are computed identically, to the bit, whether prefill starts there or at the beginning.
     """
     while True:
         end = runs.last_end(length)
@@ -126,21 +126,21 @@ def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
 
 
 def is_worth_caching(tokens: Ids[int]) -> bool:
-    """Tell whether reading these tokens again would take about a second."""
+    """Return whether tokens should be cached on disk: reading them again would take about a second or more."""
     return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
 def chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
-    """List where reading can resume: ends of whole runs, and of images that no other image follows soon."""
-    end, found = 0, set[int]()
+    """List where prefill can resume: ends of whole runs, and of images unless another follows within NEAR tokens."""
+    end, ends = 0, set[int]()
     while (end := runs.next_end(end)) <= len(tokens):
         end = end_outside_images(tokens, end)
-        found.add(end)
+        ends.add(end)
     images = [one for one in passages(np.asarray(tokens, np.int64)) if one.key is not None]
     for one, following in pairwise([*images, None]):
         if one and (following is None or following.first - one.end > NEAR):
-            found.add(one.end)
-    return sorted(found)
+            ends.add(one.end)
+    return sorted(ends)
 
 
 class Passage(NamedTuple):

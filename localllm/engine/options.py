@@ -30,8 +30,8 @@ class EngineOptions:
         gpu_layers: how many of the last layers go to a GPU: a number, all, or auto for as many as fit.
         progress: called with (done, total) while kernels are compiled.
         on_upload: called with (bytes, total) while weights are uploaded to a GPU.
-        observer: sums up the matrices' inputs.
-        rope: replaces how the file scales positions; None: as it says.
+        observer: collects statistics of the matrices' inputs for an importance matrix.
+        rope: RoPE scaling that replaces the file's; None: the file's.
     """
 
     threads: int | None = None

@@ -31,7 +31,7 @@ class ReferenceBackend:
         observer: ImatrixCollector | None,
         encoding: Callable[[Reference], np.ndarray] | None = None,
     ):
-        """Keep the model; forward, encoding: run the architecture's verbs on a builder; context: the most tokens."""
+        """Store the model; forward, encoding: call the architecture's verbs on a builder; context: the most tokens."""
         self._forward, self._encoding, self._kv_type, self._context, self._observer = (
             forward,
             encoding,
@@ -45,7 +45,7 @@ class ReferenceBackend:
         return ReferenceCache(self._kv_type)
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return zeros: no places are reserved, and there is no limit."""
+        """Return 0 and no limit: arrays grow as needed."""
         return 0, sys.maxsize
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
@@ -61,7 +61,7 @@ class ReferenceBackend:
     def prepare_all(self) -> None: ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Keep how each layer's keys rotate."""
+        """Store how each layer's keys rotate."""
         self._turns = turns
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:

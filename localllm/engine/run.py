@@ -1,8 +1,8 @@
-"""A run, one call of a backend: the tokens of some sequences, and their description for a program.
+"""A run: the tokens of some sequences that one call of a backend computes (a batch), and the header that describes it.
 
-A prompt is divided into runs whose ends depend on the model and the position only. Two prompts with the same beginning
-are therefore computed identically, to the bit, up to the last end of a run within it, and the state of one can be
-reused for the other.
+A prompt is divided into runs at positions that depend on the model only. Two prompts with a common prefix are therefore
+computed identically, to the bit, up to the last end of a run within the prefix, so that one can reuse the other's
+state.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ BATCH = 512  # most tokens of a run
 PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
 
 
-NO_KINDS = np.zeros(1, np.int64)  # all tokens are of the first text
+NO_KINDS = np.zeros(1, np.int64)  # token type 0 for all
 
 
 class Span(NamedTuple):
@@ -32,30 +32,30 @@ class Span(NamedTuple):
     ids: np.ndarray  # int64
     wanted: int  # number of last tokens whose logits are returned
     kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
-    encoded: int = 0  # number of the sequence's first tokens, which an encoder has read
-    seen: "ImageEmbedding | None" = None  # the ImageEmbedding of the ids; such a span is alone in its run
-    ahead: int = 0  # places minus RoPE positions, which differ after images
+    encoded: int = 0  # how many of the sequence's first tokens the encoder has read
+    seen: "ImageEmbedding | None" = None  # the image whose rows the ids are; such a span is alone in its run
+    ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
 
 
 class TextSpan(NamedTuple):
-    """A text, or a pair of them, to be read whole."""
+    """A text, or a pair of texts, that a run reads whole."""
 
     ids: np.ndarray  # int64
-    second: int  # where the second text of a pair begins; else the number of tokens
+    second: int  # index of the second text of a pair; the number of tokens for a single text
 
 
 def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Allocate zeros in this process."""
+    """Allocate int64 zeros in main memory."""
     return np.zeros(shape, np.int64)
 
 
 class Header:
-    """The values that change from run to run, at fixed addresses, int64."""
+    """The arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
 
     def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = int64_zeros):
-        """Allocate; tokens: the most of a run; zeros: allocates an array."""
-        # How many tokens, tokens whose logits are wanted, sequences; the most tokens whose activations keep 16 bits;
-        # where the logits go, and whether some are not numbers.
+        """Allocate; tokens: the most of a run; zeros: the function that allocates an array."""
+        # The numbers of tokens, of requested logits and of sequences; the most tokens whose activations keep 16 bits;
+        # the address of the logits, and whether one of them is NaN or infinite.
         self.numbers = zeros((6,))
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
@@ -63,8 +63,8 @@ class Header:
         self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
-        self.few_counts = zeros((2,))  # tokens and wanted ones, if too few for tiles, else 0
-        # Parts that see themselves only: of images, which the CPU alone reads, so that no card waits for a copy.
+        self.few_counts = zeros((2,))  # numbers of tokens and of requested logits, each 0 if large enough for tiles
+        # Attention windows of an image. In main memory in any case: only the CPU reads images.
         self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
@@ -117,19 +117,19 @@ class Header:
 
 
 FIRST, LATER = 512, 256  # tokens of a run
-# Tokens at the beginning and at the end of a prompt that keep 16 bits though they are of a longer run: all others
-# attend to the first ones, and the answer begins with the last. The logits after 135 to 700 tokens of SmolLM2 are then
-# 0.30 times as far from the exact ones (Q4_1, 14 prompts; 0.36 with the end alone, 0.21 with 16 at the beginning).
+# How many first and last tokens of a prompt keep activations of 16 bits even in a long run: all others attend to the
+# first ones, and the answer begins after the last. The error of the logits after 135 to 700 tokens of SmolLM2 is then
+# 0.30 times as large (Q4_1, 14 prompts; 0.36 with the end alone, 0.21 with 16 tokens at the beginning).
 EXACT = 8
-# From here on runs are short, so that less is read again: attention dominates by then, and is as fast. In runs of 256
-# from the beginning on, SmolLM2 would read 1536 tokens 7 to 20 % slower than in runs of 512; where experts share the
-# tokens of a run, 11 % slower even here.
+# From this position on runs are shorter, so that less is read again: attention dominates there, and is as fast. In
+# runs of 256 from position 0 on, SmolLM2 would read 1536 tokens 7 to 20 % slower than in runs of 512; mixtures of
+# experts, which share the tokens of a run, are 11 % slower even here.
 DEEP = 2048
-LONG = 512  # tokens of a prompt from which on it is worth caching: a second's work
+LONG = 512  # tokens from which on a prompt is worth caching on disk: about a second of prefill
 
 
 class Runs(NamedTuple):
-    """The runs of one model; later: tokens of a run from DEEP on; first: before; exact: see EXACT."""
+    """How a model's prompts are divided; first, later: tokens of a run before and from DEEP on; exact: see EXACT."""
 
     later: int = LATER
     first: int = FIRST
@@ -149,4 +149,4 @@ class Runs(NamedTuple):
         return self.exact if count > PRECISE_TOKENS else 0
 
 
-WHOLE = Runs(1 << 40, 1 << 40)  # of an encoder, which reads a text at once
+WHOLE = Runs(1 << 40, 1 << 40)  # for encoder models, which read a text in one run

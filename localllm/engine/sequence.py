@@ -53,7 +53,7 @@ class ReadListener(Protocol):
         """The engine that runs it."""
 
     def on_hidden_states(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
-        """Take tokens that were read from this position on, int64, and their hidden states, float32 [tokens, width]."""
+        """Record tokens read from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
     def rewind_to(self, place: int) -> None:
         """Follow the sequence back to this position."""
@@ -70,14 +70,13 @@ class Sequence:
     Its methods run under the engine's lock: threads that call one model wait for each other.
 
     Attributes:
-        tokens: what it holds.  engine: its engine.
-        aligned: how many first tokens were read in whole runs (localllm.engine.run), or up to the end
-            of an image, as in any sequence with the same beginning.
-        listener: observes what is read; None without.
+        tokens: the ids that it has read.  engine: its engine.
+        aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was read
+            in whole runs (localllm.engine.run) or up to the end of an image.
+        listener: is told what the sequence reads; None without.
         encoded: how many first tokens an encoder has read; without tokens after them, the sequence is empty.
-        images: those among the tokens, and where they begin.
-        exact: how many first tokens were read as by a sequence with no others; later ones may have been copied from
-            another text, or read after such ones.
+        images: (index of the first row, image) of those among the tokens.
+        exact: length of the prefix before the first token that was copied from another sequence.
     """
 
     listener: ReadListener | None = None
@@ -85,14 +84,14 @@ class Sequence:
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
-        self._begun = 0  # end of further aligned tokens, valid if an image or its rest follows
+        self._begun = 0  # end of further aligned tokens, which count once an image or its rest has followed
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
         self._forgotten.atexit = False
 
     @property
     def context(self) -> int:
-        """The most tokens that it can hold."""
+        """The most tokens of the sequence."""
         return self.engine.context
 
     @property
@@ -114,9 +113,9 @@ class Sequence:
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
         """Read tokens; returns the requested logits, float32 [tokens, vocab].
 
-        logits: after the "last" of the tokens, after "all" or "none". precise: keep activations in 16 bits in small
-        batches; without, few tokens cost little more than one. Raises UsageError for an id outside of the vocabulary,
-        ContextError if the tokens do not fit, MemoryLimitError, and ModelError for logits that are not numbers.
+        logits: after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small batches;
+        otherwise in 8, and a few tokens cost little more than one. Raises UsageError for an id outside of the
+        vocabulary, ContextError if the tokens do not fit, MemoryLimitError, and ModelError for NaN or infinite logits.
         """
         return self.engine.run([(self, ids)], logits, precise)[0]
 
@@ -129,9 +128,9 @@ class Sequence:
             return twin
 
     def truncate(self, length: int) -> int:
-        """Go back to the first `length` tokens; returns how many it holds then, which may be fewer.
+        """Keep only the first `length` tokens; return how many remain (0 if an encoder has read that many).
 
-        If its state cannot go back to just there, the next run reads some of the tokens again.
+        If the state cannot go back to exactly there, the next run reads some of the tokens again.
         """
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
@@ -142,7 +141,7 @@ class Sequence:
             return kept
 
     def rewind(self, length: int) -> int:
-        """Go back to the end of a whole run, or of an image, within `length` tokens; returns how many it holds.
+        """Go back to the last end of a whole run, or of an image, within `length` tokens; return how many remain.
 
         Later tokens are then computed as in a new sequence, to the bit.
         """
@@ -177,7 +176,7 @@ class Sequence:
         return last_end(self.tokens, length, self.engine.runs)
 
     def commit_tokens(self, place: int, ids: np.ndarray, seen: ImageEmbedding | None) -> None:
-        """Note that a run has read ids, of an image or of none, from this position on."""
+        """Record that a run has read ids from this position on; seen: the image that they are rows of, if any."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
         if seen is not None and (begin := place - row_of(int(ids[0]))) not in [known for known, _ in self.images]:
@@ -202,15 +201,15 @@ class Sequence:
         self._begun = end if begins and (is_end or is_part) else self.aligned
 
     def shift(self, keep: int, count: int) -> None:
-        """Drop `count` tokens, a multiple of 64, after the first `keep`; later ones move to their positions.
+        """Drop `count` tokens, a multiple of 64, after the first `keep`; later tokens move to their positions.
 
-        The rest still depends on them: keys and values of deeper layers were computed with them. Raises UsageError if
-        there are not enough tokens, or if the model's keys cannot be moved; MemoryLimitError.
+        The later tokens still depend on the dropped ones: keys and values of deeper layers were computed with them.
+        Raises UsageError if there are not enough tokens, or if the model's keys cannot be moved; MemoryLimitError.
         """
         self.engine.shift(self, keep, count)
 
     def drop_range(self, keep: int, count: int) -> None:
-        """Note that the state has dropped `count` tokens after the first `keep`."""
+        """Record that the state has dropped `count` tokens after the first `keep`."""
         self.aligned = min(self.aligned, self._last_end(keep))
         self._begun = min(self._begun, self.aligned)
         del self.tokens[keep : keep + count]
@@ -220,12 +219,12 @@ class Sequence:
         ]
 
     def commit_copies(self, ids: Ids[int]) -> None:
-        """Note that the state has got these tokens from another sequence's."""
+        """Record that these tokens were appended by copying another sequence's state."""
         self.exact, self._begun = min(self.exact, len(self.tokens)), self.aligned
         self.tokens += ids
 
     def release(self) -> None:
-        """Queue the memory, which is freed when the engine is used next. Takes no lock: finalizers may call it."""
+        """Queue the memory to be freed when the engine is used next. Takes no lock: finalizers may call it."""
         if self._forgotten.detach():
             self.engine.orphaned.append(self._store)
             if self.listener:
@@ -244,7 +243,7 @@ class Sequence:
 
 
 class Reading(NamedTuple):
-    """The tokens that a request has to read: those from `begin` on that its state lacks, and new ones."""
+    """The tokens that a request has to read: those that its state lacks, from position `begin` on, and new ones."""
 
     sequence: Sequence
     begin: int
@@ -272,7 +271,7 @@ def missing_tokens(sequence: Sequence) -> Reading:
 
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return how many tokens at the end get a run of their own, if logits after the last one are wanted."""
+    """Return how many last tokens get a run of their own, in 16 bits, if logits after the last one are wanted."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = passages(ids)

@@ -1,7 +1,7 @@
 """Run vision encoders: each image is read whole, and no state is kept.
 
-One program is for the transformer and one for the projector; how rows of the one become rows of the other is computed
-in NumPy. Both are built when the first image is read.
+The transformer and the projector are two programs, built when the first image is read. Between them NumPy gathers the
+transformer's rows (`family.gather`).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Header
-from localllm.engine.trace.image_rows import TurningRecorder
+from localllm.engine.trace.image_rows import TabulatedRecorder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from localllm.arch.vision.resizing import Picture
 
 
-KEPT = KVType.of("f32")  # storage type of a run's keys and values
+KV_TYPE = KVType.of("f32")  # storage type of a run's keys and values
 
 
 class TracedPart(NamedTuple):
-    """The operations of a part, and the memory of its input rows, float32 [most rows, columns or more]."""
+    """A part of an encoder: its operations, and the memory of its input rows, float32 [most rows, columns or more]."""
 
-    recorder: TurningRecorder
+    recorder: TabulatedRecorder
     rows: np.ndarray
 
     @property
@@ -70,7 +70,7 @@ class VisionEncoder:
     def read(self, picture: "Picture") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
-        Raises ModelError if they are not numbers.
+        Raises ModelError for NaN or infinite rows.
         """
         h = self.hyperparameters
         with self.lock:
@@ -116,7 +116,7 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
 def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most: int, columns: int) -> TracedPart:
     """Trace a part for at most `most` external rows. Raises ModelError."""
     rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
-    recorder = TurningRecorder(h, most, most)
+    recorder = TabulatedRecorder(h, most, most)
     say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
     return TracedPart(recorder, rows)
 
@@ -124,21 +124,21 @@ def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most: 
 class VisionProgram:
     """A part of an encoder as a program with bidirectional attention."""
 
-    def __init__(self, said: TracedPart, h: Vision, options: EngineOptions, passes: bool = False):
-        """Compile; passes: as of `compile_program`. Raises ModelError, LocalllmError."""
+    def __init__(self, said: TracedPart, h: Vision, options: EngineOptions, streams: bool = False):
+        """Compile; streams: see `compile_program`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
-        self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
+        self._cache = RunCache(h.states(), len(self._pages), KV_TYPE, operations)
         places = StepPlaces(self._cache, None, Header(len(said.rows)))
         self._program = compile_program(
-            operations, places, options.thread_count, options.progress, keeps=False, passes=passes
+            operations, places, options.thread_count, options.progress, keeps=False, streams=streams
         )
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
-        """Compute a row for each input row: float32 [rows, output length]; turns and windows: as of Vision.
+        """Compute a row for each input row: float32 [rows, output length]; turns, windows: see Vision.
 
-        The memory of the run is freed afterwards, for images are rare. Raises ModelError if some are not numbers.
+        The memory of the run is freed afterwards, because images are rare. Raises ModelError for NaN or infinite rows.
         """
         count = len(rows)
         self._rows[:count, : rows.shape[1]] = rows

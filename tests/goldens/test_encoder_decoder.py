@@ -109,7 +109,7 @@ def test_forks_and_going_back(model_path, backend):
 def test_what_is_no_text_with_an_answer(model_path):
     engine = opened(model_path("t5"))
     for wrong in ([5, 6, 7], [START, 5]):
-        with pytest.raises(UsageError, match="t5 models answer a text"):
+        with pytest.raises(UsageError, match="t5 models have an encoder"):
             engine.sequence().append(wrong)
     with pytest.raises(UsageError, match="context shift is not supported"):
         engine.require_shift()
@@ -156,7 +156,7 @@ def test_the_command_line(model_path, cli):
     for arguments, problem in (
         (("chat", path, "-p", "Hi"), "t5 models take one text and do not chat: use localllm run"),
         (("run", path, "-p", "Hi", "-sys", "Be kind."), "t5 models take one text and no system message"),
-        (("perplexity", path, "-f", str(ROOT / "tests/support/prose.txt")), "t5 models answer a text"),
+        (("perplexity", path, "-f", str(ROOT / "tests/support/prose.txt")), "t5 models have an encoder"),
     ):
         code, out, err = cli(*arguments)
         assert (code, out) == (2, "")

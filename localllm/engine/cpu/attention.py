@@ -1,4 +1,4 @@
-"""Attention on the CPU: a plan shared by layers of the same shape, work units, and the combination of their results."""
+"""Attention on the CPU: layers of the same shape share a plan of work units, whose partial results are merged."""
 
 import numpy as np
 
@@ -21,11 +21,11 @@ class AttentionPlan:
     units: np.ndarray
     unit_count: np.ndarray
     splits: np.ndarray
-    made: Buffer  # stands for it
+    made: Buffer  # represents the plan in the reads and writes of steps
 
 
 def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
-    """Append the steps of attention units, and of combining partial results over a context."""
+    """Append the steps that compute attention unit by unit, and that merge partial results over a context."""
     attention = operation.prepare(steps)
     state, sides, heads, arguments, reads, y = attention
     plan = plan_of(steps, operation, state)
@@ -46,13 +46,13 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
 def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
     """Append the step that selects keys, token by token."""
     arguments, reads, y, kernel = operation.prepare(steps)
-    context = 32 * operation.output.columns  # per head with a selection of its own
-    arguments |= target.scratch(choose_scratch(operation.heads, operation.state.key_dim, context))
+    context = 32 * operation.output.columns  # bits: the context for each head that selects
+    arguments |= target.scratch(select_scratch(operation.heads, operation.state.key_dim, context))
     steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
-def choose_scratch(heads: int, key_dim: int, context: int) -> int:
-    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention.select_keys."""
+def select_scratch(heads: int, key_dim: int, context: int) -> int:
+    """Return the scratch bytes of a thread that selects keys, see localllm.kernels.cpu.attention.select_keys."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
@@ -77,13 +77,13 @@ def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> Attention
 
 
 def attention_scratch(key_dim: int, value_dim: int) -> int:
-    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
+    """Return the scratch bytes of a thread that computes attention; the dimensions are padded."""
     tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
 
 def most_units(tokens: int, heads: int, kv_heads: int) -> int:
-    """Bound the work units of a run: tiles of rows, and for sequences with few tokens one per part of a context.
+    """Return the most work units of a run: tiles of rows, and one per part of the context if there are few tokens.
 
     tokens: the most of a run.
     """

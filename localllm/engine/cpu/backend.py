@@ -20,7 +20,7 @@ from localllm.errors import UnsupportedError
 
 
 class CpuBackend:
-    """A model as a tape for the CPU, a localllm.engine.backend.Backend."""
+    """A localllm.engine.backend.Backend that runs a model on the CPU."""
 
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
@@ -74,7 +74,7 @@ class CpuBackend:
         self._programs[0], self._run = program, program.run
 
     def beside(self, operations: list[Operation]) -> Program:
-        """Compile another program, which is closed with this. Raises LocalllmError."""
+        """Compile another program over the same cache; `close` closes it, too. Raises LocalllmError."""
         places = self._places._replace(header=Header())
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]

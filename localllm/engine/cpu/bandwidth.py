@@ -10,10 +10,10 @@ from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
 from localllm.system.memory import available_memory
 
-# Bytes to read, much more than a CPU cache. Not a power of two, which would put the kernel's four
-# streams into the same memory banks: 24 GB/s on one core instead of 35.
+# Bytes to read, much more than a CPU cache holds. With a power of two the kernel's four streams would share memory
+# banks: 24 GB/s on one core instead of 35.
 SIZE = 500_000 * 1024
-LEAST = 1 << 24  # less would measure a cache
+LEAST = 1 << 24  # bytes: with less, a cache would be measured
 PASSES = 10
 PARTS = 8  # per thread, as for a matrix
 
@@ -22,7 +22,7 @@ class MemoryReader:
     """A buffer, and threads that read it. The memory is freed with the last reference.
 
     Attributes:
-        words: the data, int64.  results: exclusive ors of the parts' words of 64 bytes, int64 [parts, 8].
+        words: the data, int64.  results: each part's exclusive or of its lines of 64 bytes, int64 [parts, 8].
     """
 
     def __init__(self, threads: int, size: int = SIZE, progress: Progress | None = None):
@@ -46,7 +46,7 @@ class MemoryReader:
 
 
 def read_bandwidth(threads: int, progress: Progress | None = None) -> float:
-    """Measure the best of several passes, in bytes per second, over at most a quarter of the available memory."""
+    """Measure bytes per second, the best of PASSES passes over at most a quarter of the available memory."""
     size = min(SIZE, max(available_memory() // 4, LEAST) // 1024 * 1024)
     reader = MemoryReader(threads, size, progress)
     try:

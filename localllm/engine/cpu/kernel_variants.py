@@ -1,4 +1,4 @@
-"""Select the kernel variants of quantized products for a run, and load them in time."""
+"""Select the kernel variants that a run's quantized matrix products need, and load them before the run."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,48 +16,51 @@ FIRST_RUNS = (32, 1, 128), (1, 1, 128)
 
 
 class VariantProduct(NamedTuple):
-    """The properties of a product that select its kernel variants."""
+    """The properties of a matrix product that select its kernel variants."""
 
     format: str
     few: int  # see `few_tokens`
     rows: Rows
-    most: int  # tokens; for more there is another kernel
-    is_precise: bool  # for any run
+    most: int  # tokens; more are multiplied in tiles
+    is_precise: bool  # whether activations keep 16 bits in every run
 
-    def pieces(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """List the kernels for a run."""
+    def variants(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
+        """List the kernels for a run of that many tokens; the arguments are those of VariantTable.names."""
         of = self.rows.of if isinstance(self.rows, Routed) else self.rows
         first = last = tokens if of is ALL else wanted
         if isinstance(self.rows, Routed):  # experts with some of the tokens, in the run's precision
             first, most_precise = 1, EVERY if last <= most_precise else 0
         most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
         counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
-        pieces: Callable[..., int] = variant_for
-        found = {pieces(count, self.few, most_precise) for count in counts if 0 < count <= last}
-        return [f"{VARIANTS[piece]}-{self.format}" for piece in sorted(found)]
+        select: Callable[..., int] = variant_for
+        numbers = {select(count, self.few, most_precise) for count in counts if 0 < count <= last}
+        return [f"{VARIANTS[number]}-{self.format}" for number in sorted(numbers)]
 
 
 class VariantTable:
-    """The variants of a model's products, where its kernels find them."""
+    """The addresses of a model's kernel variants, where its kernels find them."""
 
     def __init__(self) -> None:
         self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
     def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, object]:
-        """Return the arguments by which a product finds its variants."""
+        """Return the kernel arguments by which a matrix product finds its variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
         self._products[product] = None
         return {"pieces": table, "few_tokens": product.few}
 
     def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """List the kernels of a run by its tokens, its wanted logits, and the most tokens with 16-bit activations."""
+        """List the kernels that a run needs.
+
+        tokens: of the run; wanted: requested logits; most_precise: the most tokens whose activations keep 16 bits.
+        """
         run = tokens, wanted, most_precise
-        return [*dict.fromkeys(name for product in self._products for name in product.pieces(*run))]
+        return [*dict.fromkeys(name for product in self._products for name in product.variants(*run))]
 
     def all_names(self) -> list[str]:
-        """List the kernels of any run, those needed first at the front."""
+        """List the kernels of all possible runs, those of the most frequent first runs at the front."""
         counts = {1, 2, *(count for product in self._products for count in (product.few + 1, product.most))}
         runs = [*FIRST_RUNS, *((count, count, most) for count in sorted(counts) for most in (EVERY, 1))]
         return [*dict.fromkeys(name for run in runs for name in self.names(*run))]
@@ -76,12 +79,12 @@ class Loader:
     """
 
     def __init__(self, library: Library, pieces: VariantTable, progress: Progress | None):
-        """Keep progress(done, total), which is called while a run waits for variants, until the first logits."""
+        """Store the library; progress(done, total) is called while a run waits for variants, up to the first logits."""
         self.library, self._pieces, self._progress = library, pieces, progress
         self._ready = set[tuple[int, int, int]]()
 
     def prepare(self, tokens: int, wanted: int, most_precise: int) -> None:
-        """Load what a run needs. Raises LocalllmError."""
+        """Load the variants that a run needs, see VariantTable.names. Raises LocalllmError."""
         run = tokens, wanted, most_precise
         if run not in self._ready:
             self._load(self._pieces.names(*run), self._progress)
@@ -91,7 +94,7 @@ class Loader:
                 self.library.give_way()
 
     def prepare_all(self) -> None:
-        """Load what any run may need. Raises LocalllmError."""
+        """Load the variants of all possible runs. Raises LocalllmError."""
         self._load(self._pieces.all_names(), self._progress)
 
     def _load(self, names: list[str], progress: Progress | None) -> None:

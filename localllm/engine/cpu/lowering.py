@@ -34,14 +34,15 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def target_for_this_cpu(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
-    """Create the target, with tiles where the CPU has them; tokens: the most of a run; keeps: see CpuTarget."""
+    """Create the target, with BF16 tiles if the CPU has AMX; tokens: the most of a run; keeps: see CpuTarget."""
     return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps=keeps)
 
 
 def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
-    """Insert the conversion of activations (to integers, halves, panels) once per activation and form.
+    """Insert operations that convert activations for matrix products, once per activation and form.
 
-    Products also learn whether keys and values are computed from their outputs (`is_stored`).
+    Forms are integers, halves (16 bits) and panels (BF16 tiles). Also set `is_stored` of the products whose outputs
+    become keys and values.
     """
     kept = kv_producers(operations)
     marked = [mark_kv_producers(one, isinstance(one, Linear) and one.output in kept) for one in operations]
@@ -64,7 +65,7 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
 
 
 def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
-    """Find activations that end up in the KV cache: keys, values, and their inputs down to the last product."""
+    """Find the activations that become keys and values, back to the last matrix product before them."""
     stored: set[Activation] = set()
     for operation in reversed(operations):
         if isinstance(operation, Attend | SelectKeys):
@@ -75,7 +76,7 @@ def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
 
 
 def mark_kv_producers(operation: Operation, is_stored: bool) -> Operation:
-    """Set `is_stored` of products."""
+    """Return the operation with `is_stored` set if it is a matrix product."""
     if not isinstance(operation, Product):
         return operation
     return replace(operation, is_stored=is_stored)

@@ -1,8 +1,8 @@
 """Matrix products on the CPU: with integer activations, with float32 ones, and per expert.
 
-On CPUs with AMX there are also products in BF16 tiles, which need further arguments. The other kernels are used for a
-few tokens, and their inputs are made for that many at most. Precision is the same: both planes where a run asks for it,
-and for keys and values; one, with an error of 5.5e-6, for all others, but never for weights in float32.
+On CPUs with AMX, products of many tokens run in BF16 tiles, which need further arguments; the other kernels remain for
+a few tokens, and their inputs are made for that many at most. In tiles, activations are one BF16 plane, with an error
+of 5.5e-6, or two (precise runs, keys and values, float32 weights).
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ from localllm.kernels.cpu import (
 from localllm.kernels.formats import supports_int8
 from localllm.kernels.machine import this_lane
 
-# Bytes of weights in a part. A part costs a thread about a microsecond: its number, and the first weights, which
-# were not prefetched. Threads with equally many finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
-# parts of 64 KB, whatever their number, took 1.02 to 1.08 times as long.
+# Bytes of weights in a part. A part costs a thread about a microsecond: to claim it, and to wait for its first weights,
+# which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2
+# threads) took 1.02 to 1.08 times as long in parts of 64 KB, whatever their number.
 PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
 SLICE_BYTES = 1 << 16  # the same for experts
-# Arguments of a product that are addresses of rows.
+# Arguments of a matrix product that are addresses of rows, which an expert's call moves to its first row.
 BY_ROW = {
     "linear_quantized": ("high", "low", "words", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
-# The same for products in tiles, whose panels experts find in another way.
+# The same for products in tiles; their panels are located separately.
 BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
 LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
@@ -58,7 +58,7 @@ class Quantized:
 
     high: Buffer
     low: Buffer
-    words: Buffer | None  # where the CPU multiplies words
+    words: Buffer | None  # 16-bit codes, on CPUs with AVX2 only
     scales: Buffer
     sums: dict[int, Buffer]  # by sub-block: 32 and 16
     high_sums: dict[int, Buffer]
@@ -72,7 +72,7 @@ class Quantized:
 
 @frozen
 class Call:
-    """A kernel call: buffers read and written, and scratch bytes per thread."""
+    """A kernel call: its arguments, the buffers that it reads, its output y, and its scratch bytes per thread."""
 
     kernel: str
     arguments: dict[str, object]
@@ -82,17 +82,17 @@ class Call:
 
 
 def has_integers(weight: Weight) -> bool:
-    """Tell whether a matrix is multiplied with integer activations."""
+    """Return whether a matrix is multiplied with integer activations."""
     return supports_int8(weight.tensor.format.name, weight.shape[-1])
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
-    """Tell whether some matrices are multiplied with 8-bit activations when there are many tokens."""
+    """Return whether some matrices are multiplied with 8-bit activations in long runs."""
     return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
 
 
 def halves_of(weight: Weight) -> str | None:
-    """Return the verb that converts activations to 16 bits for a float matrix, if there is one."""
+    """Return the verb that converts activations to the 16-bit format of a float matrix; None without one."""
     kind = HALVES.get(weight.tensor.format.name)
     return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
@@ -109,7 +109,7 @@ def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
 
 
 def parts_of(nbytes: int, threads: int) -> int:
-    """Return how many parts a matrix of `nbytes` is divided into: equally many per thread, if there is enough work."""
+    """Return how many parts a matrix of `nbytes` is divided into: if it is large enough, equally many per thread."""
     if nbytes < LEAST_BYTES * threads:
         return max(nbytes // LEAST_BYTES, 1)
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
@@ -124,7 +124,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
     strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
     of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
-    # As many as a dense matrix of that size: prefetched data is lost at the end of a part.
+    # As many as a dense matrix of that size gets: prefetched weights are lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}
@@ -136,7 +136,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
 
 
 def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
-    """Return the kernel of a product and its arguments, without scratch memory."""
+    """Return the kernel call of a matrix product; the caller adds the scratch memory to its arguments."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
     y, format = steps.new(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
@@ -162,7 +162,7 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
 
 
 def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:
-    """Return further arguments of a product of blocks with integers."""
+    """Return the further arguments of a product of quantized weights with integer activations."""
     sub_block, header = SUB_BLOCK[format], steps.header
     arguments: dict[str, object] = {"high": q.high, "low": q.low, "words": q.words or 0}
     arguments |= {"scales": q.scales, "excess": q.excess}
@@ -171,7 +171,7 @@ def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_sto
 
 
 def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, object]:
-    """Return further arguments of a float32 product; halves: x in 16 bits, for more than a few tokens."""
+    """Return the further arguments of a product of float weights; halves: x in 16 bits, for many tokens."""
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
     arguments["halves_stride"] = halves.stride if halves else 0
@@ -179,12 +179,12 @@ def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: b
 
 
 def float_scratch(columns: int) -> int:
-    """Return the bytes that a thread needs for float32 products."""
+    """Return the scratch bytes of a thread for products of float weights."""
     return max(FLOAT_SCRATCH, 4 * columns)
 
 
 def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to integers; with tiles for a few tokens only."""
+    """Append the conversion of x to integers; on CPUs with tiles only if there are few tokens."""
     (x,) = operation.inputs
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
@@ -209,7 +209,7 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
 
 
 def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to 16 bits, by a kernel of the verb's name."""
+    """Append the conversion of x to 16 bits; the kernel is named like the verb."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
     y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
@@ -232,7 +232,7 @@ class Panels:
 def in_tiles(
     steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
 ) -> tuple[str, dict[str, object], Buffer]:
-    """Return the tile kernel for another one, its further arguments, and the buffer that it reads."""
+    """Return the tile kernel that replaces `kernel`, its further arguments, and the panels that it reads."""
     kind, header = kernel.partition("-")[0], steps.header
     is_exact = needs_both_planes(format, is_stored)
     arguments: dict[str, object] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
@@ -242,17 +242,17 @@ def in_tiles(
 
 
 def needs_both_planes(format: str, is_stored: bool) -> bool:
-    """Tell whether a product always uses both planes of panels."""
+    """Return whether a product always uses both BF16 planes of its panels."""
     return is_stored or format == "F32"
 
 
 def tile_scratch() -> int:
-    """Return the bytes that a thread needs for products in tiles."""
+    """Return the scratch bytes of a thread for products in tiles."""
     return CALL_BYTES + TILES_SCRATCH
 
 
 def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to panels of tokens."""
+    """Append the conversion of x to BF16 panels of tokens."""
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
@@ -273,7 +273,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return a view of the number of rows, if there may be too few for tiles, else 0."""
+    """Return int64 [1] with the number of rows, or 0 in runs long enough for tiles; for experts always the number."""
     if isinstance(rows, Routed):
         return steps.counts[rows]
     place = {ALL: 0, WANTED: 1}[rows]

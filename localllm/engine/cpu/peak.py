@@ -1,4 +1,4 @@
-"""Measure how many operations per second the instructions that multiply prompts can do, which bounds prefill."""
+"""Measure the peak operations per second of the instructions that multiply matrices, which bounds prefill."""
 
 from time import perf_counter
 
@@ -17,9 +17,9 @@ PARTS = 4  # per thread
 
 
 def peak_operations(threads: int, progress: Progress | None = None) -> float | None:
-    """Measure the best of several passes, in operations per second: multiplications and additions.
+    """Measure multiplications plus additions per second, the best of PASSES passes.
 
-    None where no instruction multiplies bytes. progress is called while kernels are compiled.
+    None if the CPU has no instruction that multiplies bytes. progress is called while kernels are compiled.
     """
     if lane_name() == "portable":
         return None

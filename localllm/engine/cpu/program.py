@@ -28,26 +28,26 @@ class Program:
 
     def __init__(
         self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
-        passing: StreamingRunner | None = None,
+        streaming: StreamingRunner | None = None,
     ):  # fmt: skip
-        """Keep the parts; memory: scratch of a run; passing: runs the tape in slices instead."""
-        self._memory, self._walk = memory, (passing or threads).run
+        """Store the parts; memory: of a run's buffers; streaming: runs the tape in slices."""
+        self._memory, self._walk = memory, (streaming or threads).run
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Read the tokens of all spans, at most BATCH; returns the wanted logits: float32 [wanted, vocab].
+        """Read the tokens of all spans, at most BATCH; return the requested logits: float32 [wanted, vocab].
 
-        Raises ModelError if some are not numbers, LocalllmError if a kernel cannot be compiled.
+        Raises ModelError for NaN or infinite logits, LocalllmError if a kernel cannot be compiled.
         """
         logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
         self._header.fill(spans, precise, logits)
         return self._compute(logits)
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
-        """Read whole texts; returns a row for each: float32 [texts, width].
+        """Read whole texts; return a row for each: float32 [texts, width].
 
-        pages: of the cache, int64; precise: as of Header.fill_texts. Raises as `run`.
+        pages, precise: see Header.fill_texts. Raises as `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
         self._header.fill_texts(texts, pages, rows, precise)
@@ -56,8 +56,8 @@ class Program:
     def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
 
-        This is for a program that begins with external rows and selects none. Above PRECISE_TOKENS activations keep 8
-        bits. pages: as of `read`; windows: as of Header.fill_windows. Raises as `run`.
+        The program must begin with external rows and return a row for each of them. With more than PRECISE_TOKENS,
+        activations keep 8 bits. pages: see Header.fill_texts; windows: see Header.fill_windows. Raises as `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
@@ -66,7 +66,7 @@ class Program:
         return self._compute(rows)
 
     def _compute(self, logits: np.ndarray) -> np.ndarray:
-        """Run the tape once, which writes the logits."""
+        """Run the tape once, which writes into `logits`, and return them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         self._loader.prepare(tokens, wanted, most_precise)
         self._walk()
@@ -87,21 +87,21 @@ class Program:
 
 def compile_program(
     operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
-    given: Crossing | None = None, keeps: bool = True, passes: bool = False,
+    exported: Crossing | None = None, keeps: bool = True, streams: bool = False,
 ) -> Program:  # fmt: skip
     """Compile a program of recorded operations; the last one makes the logits, unless activations are exported.
 
-    given: see `lower_operations`; keeps: see CpuTarget; passes: whether weights are released after use
-    (StreamingRunner); progress(done, total) is called while a caller waits for kernels, here or in the first run.
-    Raises ModelError, LocalllmError.
+    exported: see `lower_operations`; keeps: see CpuTarget; streams: release weights after each use (StreamingRunner);
+    progress(done, total) is called while a caller waits for kernels, here or in the first run. Raises ModelError,
+    LocalllmError.
     """
     target = target_for_this_cpu(threads, len(places.header.ids), keeps)
-    tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=given).all)
+    tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
     library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
     rows = tape.finish(library.addresses, threads)
     memory = library, places, tape.memory  # must outlive the threads
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
-    passing = StreamingRunner(walkers, tape.steps) if passes else None
-    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs, passing)
+    streaming = StreamingRunner(walkers, tape.steps) if streams else None
+    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs, streaming)

@@ -15,13 +15,13 @@ from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.kernels.build.library import Library
 
-IDS = np.zeros(BATCH, np.int64)  # the ids do not matter
+IDS = np.zeros(BATCH, np.int64)  # any ids: only their number matters
 BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
 class KeyRotator:
-    """Rotates the keys of sequences, on one thread."""
+    """Rotates the cached keys of sequences, on one thread."""
 
     def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, RopeShift]):
         """Compile the tape. Raises LocalllmError."""
@@ -59,7 +59,7 @@ class KeyRotator:
         self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
-        """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
+        """Rotate the keys at positions [first, end), which were cached for positions `distance` later."""
         self._distances[:] = -distance
         for position in range(first, end, BATCH):
             count = min(BATCH, end - position)

@@ -10,16 +10,16 @@ from localllm.engine.trace.image_rows import RowOperations
 
 
 class RowProgram:
-    """Reads a part of an image in a run."""
+    """A model's program that reads image rows in place of tokens."""
 
     def __init__(self, said: RowOperations, places: StepPlaces, options: EngineOptions):
-        """Compile the program; places: the model's, without its header. Raises ModelError, LocalllmError."""
+        """Compile the program; places: the model's, whose header is replaced. Raises ModelError, LocalllmError."""
         self._said = said
         places = places._replace(header=Header())
         self._program = compile_program(said.operations, places, options.thread_count, options.progress)
 
     def run(self, span: Span, precise: bool) -> np.ndarray:
-        """Run one span, an image's; see Backend.run."""
+        """Run one span of an image, see Backend.run."""
         assert span.seen is not None
         count, rows = len(span.ids), span.seen.rows_of(span.ids)
         self._said.rows[:count, : rows.shape[1]] = rows

@@ -1,8 +1,8 @@
-"""Run a tape in slices and release the weights of each afterwards.
+"""Run a tape in slices and release the memory of each slice's weights afterwards.
 
-A vision encoder reads each weight once per image, and images are rare: a process that keeps all of them mapped holds
-950 MB for SigLIP-400M's shape in F16, and 235 MB with slices. Releasing 0.8 GB takes 40 ms of one thread, mapping it
-again for another image 80 ms of all, of 3.5 s.
+A vision encoder reads each weight once per image, and images are rare: with all weights mapped a process holds 950 MB
+for SigLIP-400M's shape in F16, with slices 235 MB. Releasing 0.8 GB takes one thread 40 ms, and mapping it again for
+the next image takes all threads 80 ms, of 3.5 s per image.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class StreamingRunner:
 
 
 def pieces_of(steps: Sequence[Step]) -> list[TapeSlice]:
-    """Slice steps at stages, where a slice has reached the limit."""
+    """Slice steps at the ends of stages, so that a slice has at most AT_ONCE bytes of weights where possible."""
     pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")

@@ -21,10 +21,11 @@ class CpuTarget:
     """A localllm.engine.lower.steps.Target.
 
     Attributes:
-        in_tiles: whether products of more than a few tokens, and attention, use BF16 tiles.
-        pieces: variants of quantized products, which are loaded on demand.
-        keeps: whether later runs see the keys and values of a run; float weights then compute them in float32. Integers
-            compute them exactly in any case: MiniLM in Q8_0 loses 2.6e-4 of its vectors' cosine so, 4.3e-4 otherwise.
+        in_tiles: whether attention, and products of more than a few tokens, use BF16 tiles.
+        pieces: kernel variants of quantized products, which are loaded on demand.
+        keeps: whether later runs read the keys and values of a run; float weights then compute them in float32.
+            Quantized weights always use 16-bit activations for them: MiniLM in Q8_0 loses 2.6e-4 of its vectors'
+            cosine with these, 4.3e-4 without.
     """
 
     threads: int
@@ -37,7 +38,7 @@ class CpuTarget:
 
     @property
     def buffer_rows(self) -> int:
-        """Round up as kernels do."""
+        """Rows of an activation's buffer: rounded up to the tokens that kernels process at once."""
         return max(-(-self.tokens // at_once) * at_once for at_once in TOKENS_AT_ONCE)
 
     @property
@@ -51,14 +52,14 @@ class CpuTarget:
         return weight.tensor.data
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """Return the layout of the file."""
+        """Return the file's layout: the CPU reads weights as they are there."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
     def scratch(self, size: int) -> dict[str, object]:
         return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return several parts per thread."""
+        """Return 4 parts per thread."""
         return 4 * self.threads, count
 
     def parts(self, wanted: int, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""The compute threads, which stay in native code while there is work."""
+"""The compute threads; they stay in native code between the steps of a run."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 class WorkerGroup:
-    """The state that threads share. It has no reference to `Threads`, which can be collected while they sleep."""
+    """The state that threads share; it has no reference to `Threads`, which can be collected while threads sleep."""
 
     def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: object):
         """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
@@ -29,7 +29,7 @@ class WorkerGroup:
         self.process = os.getpid()
 
     def prepare_system_calls(self) -> None:
-        """Tell the kernels how to wait."""
+        """Write the addresses of the system's waiting functions, mutexes and condition to the job."""
         self.job[JOB.offer : JOB.wake + 1] = waiting_functions()
         run, sleep, wake = (
             self.job.ctypes.data + 8 * place for place in (JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
@@ -37,7 +37,7 @@ class WorkerGroup:
         prepare_waiting((run, sleep), wake)
 
     def choose(self, first: int, end: int) -> None:
-        """Set the steps of the next runs; a late thread of an earlier run sees that it is over and takes none."""
+        """Set the steps of the next runs. A thread that is late from an earlier run finds it over and takes no step."""
         tape = self.keep[1]
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
 
@@ -52,9 +52,9 @@ class WorkerGroup:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
     def end(self) -> None:
-        """Tell the threads to end after the current run. In a forked process there are none.
+        """Tell the threads to end after the current run, without waiting; does nothing in a forked process.
 
-        Waits for none of them: a finalizer may run while its thread holds a lock of `threading` that they need to end.
+        A finalizer that waited could hold a lock of `threading` that they need to end.
         """
         if os.getpid() == self.process:
             self.run(self.job.ctypes.data, 1, 0, 0)
@@ -83,23 +83,23 @@ class Threads:
         self._team.join()
 
     def run(self) -> None:
-        """Run the tape once; after `close` on the caller's thread alone. Several callers take turns.
+        """Run the tape once; after `close`, on the caller's thread alone. Concurrent callers take turns.
 
-        Ctrl-C takes effect after the run. What the tape reads may change between runs only.
+        Ctrl-C takes effect after the run. Memory that the tape reads may change only between runs.
         """
         self._team.run(self._team.job.ctypes.data, 0, 0, 0)
 
     def run_steps(self, first: int, end: int) -> None:
-        """Run only these steps, which are whole stages; the limit holds until the next call.
+        """Run only steps [first, end), which must be whole stages; `run` then repeats these steps.
 
-        This is for a single caller that runs the others later.
+        For a single caller, which runs the other steps later.
         """
         self._team.choose(first, end)
         self.run()
 
 
 def aligned_zeros(size: int) -> np.ndarray:
-    """Allocate int64 zeros, `size` bytes, at a cache line."""
+    """Allocate int64 zeros, `size` bytes, aligned to a cache line."""
     memory = np.zeros((size + LINE) // 8, np.int64)
     start = -memory.ctypes.data % LINE // 8
     return memory[start : start + size // 8]

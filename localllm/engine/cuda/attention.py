@@ -10,17 +10,17 @@ from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cuda import CHOOSING
 
-BLOCKS = 264  # that fill a card of 132 multiprocessors, two each
-DECODE = 8  # tokens; of so many, each has its context cut as if it were alone, and gets the same bits
-FEW_TOKENS = 16  # of a run; for more, tensor cores
-MOST_DIM = 256  # of a head, for tensor cores; beyond there are not enough registers
-LANES, NUMBERS = 32, 8  # that share a head at most, and numbers that each reads of it at once
-MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of theirs and their results in registers
+BLOCKS = 264  # blocks that fill a GPU of 132 multiprocessors, two each
+DECODE = 8  # up to this many tokens, each one's context is divided as if it were alone, and gives the same bits
+FEW_TOKENS = 16  # most tokens of a run without tensor cores
+MOST_DIM = 256  # largest head on tensor cores; larger ones need too many registers
+LANES, NUMBERS = 32, 8  # most lanes that share a head, and numbers of it that each lane reads at once
+MOST_HEADS, MOST_NUMBERS = 8, 128  # most query heads of a bundle, and most numbers of queries and results in registers
 
 
 @frozen
 class FewTokenAttention:
-    """The layout by which localllm.kernels.cuda.attention.attend_few handles heads of these dimensions."""
+    """How localllm.kernels.cuda.attention.attend_few divides the work for heads of these dimensions."""
 
     key_dim: int
     value_dim: int
@@ -28,7 +28,7 @@ class FewTokenAttention:
 
     @property
     def bundle(self) -> int:
-        """Query heads that a block handles together: equal parts of the group that fit the registers."""
+        """How many query heads a block computes together: equal parts of the group that fit the registers."""
         numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
         most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
         return -(-self.group // -(-self.group // most))
@@ -43,7 +43,7 @@ class FewTokenAttention:
         return 4 * (4 + -(-self.value_dim // 8) * 8)
 
     def parts(self, tokens: int, kv_heads: int) -> int:
-        """Bound the parts that a context is divided into."""
+        """Return into how many parts a context is divided at most."""
         return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
 
 
@@ -62,7 +62,7 @@ def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
 
 
 def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
-    """Tell whether float32 is used: for few tokens, for a float32 cache, and for very long heads."""
+    """Return whether attention is computed in float32: for few tokens, a float32 cache, or very long heads."""
     state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
     return target.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
 

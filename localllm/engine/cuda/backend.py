@@ -33,8 +33,7 @@ class CudaBackend:
     ):  # fmt: skip
         """Upload the model; on_cpu: how many of the first layers the CPU computes.
 
-        spare: bytes of GPU memory left for further contexts. Raises MemoryLimitError,
-        UnsupportedError.
+        spare: bytes of GPU memory that are free for a second context. Raises MemoryLimitError, UnsupportedError.
         """
         self._card, self.warning, kv_type = card, None, options.kv_cache_type
         self._front: Program | None = None
@@ -66,7 +65,7 @@ class CudaBackend:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Run at most MOST_SEQUENCES spans; the CPU's part is read from its buffer before the next call."""
+        """Run at most MOST_SEQUENCES spans: first the CPU's layers, then the GPU's."""
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)

@@ -1,4 +1,4 @@
-"""The KV cache in GPU memory: the same places as on the CPU, allocated at once."""
+"""The KV cache in GPU memory: laid out as on the CPU, but allocated at once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from localllm.engine.cuda.placement import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.kernels.arguments import PAGE
 
-SEQUENCES = (2, 1)  # whole contexts to allocate: a conversation, and another one
+SEQUENCES = (2, 1)  # contexts to allocate: two if there is memory, so that two conversations fit
 
 
 class CardMemory:
@@ -27,10 +27,10 @@ class CardMemory:
 
 
 class CudaCache(KVCache):
-    """The pages of all sequences."""
+    """A KVCache in GPU memory."""
 
     def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
-        """Allocate; spare: bytes available for more than one context. Raises MemoryLimitError, ModelError."""
+        """Allocate; spare: bytes that a second context may take. Raises MemoryLimitError, ModelError."""
         self._card = card
         has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
         super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
@@ -58,7 +58,7 @@ class CudaCache(KVCache):
             start += size
 
     def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
-        """Yield addresses and sizes of pages, stream by stream, in layers with a window or without."""
+        """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, else of the others."""
         windowed = set(self._streams(local=True))
         for side in self._streams():
             if (side in windowed) == local:

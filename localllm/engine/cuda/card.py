@@ -1,6 +1,6 @@
 """The interface of a GPU: memory, kernels, graphs.
 
-The real one is in localllm.engine.cuda.device. Tests use Numba's simulator.
+localllm.engine.cuda.device implements it with NVIDIA's packages; tests use Numba's simulator.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +23,10 @@ class Launch(NamedTuple):
 
 
 class LibraryProduct(NamedTuple):
-    """c = b a^T by cuBLAS: c f32 [n, m], b [n, k], a [m, k], row-major.
+    """A matrix product by cuBLAS: c = b a^T, with c float32 [n, m], b [n, k], a [m, k], row-major.
 
-    Numbers of a and b have one type, f16, bf16 or f32; sums are float32. Strides are of rows, in numbers.
+    kind: the type of a and b, f16, bf16 or f32; sums are float32. a, b, c: addresses. Strides are between rows, in
+    numbers.
     """
 
     kind: str
@@ -38,19 +39,19 @@ class LibraryProduct(NamedTuple):
     a_stride: int
     b_stride: int
     c_stride: int
-    adds: bool  # added to c
+    adds: bool  # whether the product is added to c
 
 
 Work = Launch | LibraryProduct
 
 
 class Card(Protocol):
-    """A GPU. Addresses are in its memory, int64; all calls take effect in order.
+    """A GPU. Addresses are in its memory, int64; calls take effect in the order in which they are made.
 
     Attributes:
-        name: of the device.  capability: compute capability, major and minor number.
+        name: the device's, for users.  capability: compute capability, major and minor number.
         warning: a line for the user about its kernels, or None.
-        bandwidth: memory bytes per second.  peak: dense float16 operations per second; 0: unknown.
+        bandwidth: memory bytes per second.  peak: dense float16 operations per second.  0: unknown.
     """
 
     name: str
@@ -89,7 +90,8 @@ class Card(Protocol):
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
         """Upload chunks of at most CHUNK bytes, uint8.
 
-        work(address, chunk) returns what to do with each; without it they are stored consecutively at `place`.
+        work(address, chunk) returns the work that processes an uploaded chunk; if None, it is stored at `place`, after
+        the previous one.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""A real GPU through NVIDIA's Python packages.
+"""A GPU through NVIDIA's Python packages.
 
-The driver allocates memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Nothing of
-this is imported on machines without a driver.
+The driver allocates memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. These
+packages are imported only if there is a driver.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ class NoCardError(LocalllmError):
 
 
 def open_card(number: int) -> "CudaCard":
-    """Open a GPU by its number. Raises NoCardError, which says in one line what is missing."""
+    """Open a GPU by its number. Raises NoCardError with one line that says what is missing."""
     if not has_driver():
         raise NoCardError("no NVIDIA driver found")
     try:
@@ -84,13 +84,13 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# Dense float16 operations with float32 sums that a multiprocessor's tensor cores do per cycle, by compute
-# capability (NVIDIA's white papers of these generations).
+# Dense float16 operations with float32 sums per cycle of a multiprocessor's tensor cores, by compute capability
+# (NVIDIA's white papers of these generations).
 OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
 
 
 def limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple[float, float]:
-    """Return memory bytes per second, and tensor core operations per second; 0 for what is unknown."""
+    """Return memory bytes per second and tensor core operations per second; 0 for unknown capabilities."""
     bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
     cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
     return bandwidth, cycles * OPERATIONS.get((capability[0], capability[1]), 0)
@@ -170,10 +170,9 @@ class CudaCard:
 
     @report_failures()
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
-        """Upload chunks of at most CHUNK bytes through pinned memory.
+        """Upload chunks through pinned memory, see Card.feed.
 
-        While one is transferred, the next is read from the file, and the last is processed: work(address, chunk)
-        returns how. Without work, chunks are stored consecutively at `place`.
+        While one chunk is transferred, the next is read from the file and the one before is processed.
         """
         room = [self.allocate(CHUNK) for _ in range(2)]
         done: list[Event | None] = [None, None]
@@ -261,7 +260,7 @@ class CudaCard:
         self._stream.sync()
 
     def close(self) -> None:
-        """Free everything as far as possible: a failed GPU refuses, and its failure has been reported."""
+        """Free everything as far as possible: a failed GPU refuses calls, but its failure has been reported."""
         allocated, self._allocated, pinned, self._pinned = self._allocated, set(), self._pinned, []
         with suppress(LocalllmError), report_failures():
             self.use()

@@ -1,4 +1,4 @@
-"""Select the device, and how many of a model's layers a GPU gets."""
+"""Open the GPU, and decide how many of a model's layers it gets."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from localllm.arch.kv_cache_types import ON_GPU, KVType
 from localllm.arch.layer_state import State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.device import NoCardError
-from localllm.engine.cuda.device import open_card as open_card  # every caller takes it from here
+from localllm.engine.cuda.device import open_card as open_card  # callers import it from here
 from localllm.engine.cuda.placement import Sizes, layers_that_fit, require_room, sizes, spare
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UnsupportedError
@@ -15,7 +15,7 @@ from localllm.files.gguf.file import GGUFFile
 
 
 class GpuPlacement(NamedTuple):
-    """A GPU for the last layers, or none."""
+    """A GPU for the model's last layers, or none."""
 
     card: Card | None
     layers: int  # number of layers
@@ -27,11 +27,10 @@ def place_layers(
     options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
     buffers: Callable[[Sequence[State], KVType], int],
 ) -> GpuPlacement:  # fmt: skip
-    """Open the GPU that the options name, with as many layers as they say and it has memory for.
+    """Open the GPU that the options name, and decide how many layers it gets: as many as wanted and as fit.
 
-    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto, the CPU
-    computes what no GPU can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
-    UnsupportedError.
+    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto there may
+    be no GPU; `warning` then says why. Raises NoCardError, MemoryLimitError, UnsupportedError.
     """
     device, wanted, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"
@@ -60,7 +59,10 @@ def place_layers(
 
 
 def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
-    """Return how many layers a GPU gets. Raises MemoryLimitError if it lacks memory for them, or for any."""
+    """Return how many layers a GPU gets; wanted: a number, "all" or "auto"; free: bytes.
+
+    Raises MemoryLimitError if it lacks memory for as many as wanted, or for a single one.
+    """
     count = len(needed.layers) if wanted == "all" else wanted
     if isinstance(count, int):
         require_room(needed, min(count, len(needed.layers)), free)

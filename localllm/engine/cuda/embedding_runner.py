@@ -15,10 +15,10 @@ from localllm.kernels.arguments import PAGE
 
 
 class CudaEmbeddingRunner:
-    """A GPU model that computes a row per text.
+    """A model on a GPU that computes a row per text.
 
     Attributes:
-        name, warning: of the GPU.
+        name, warning: the GPU's, see Card.
     """
 
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):

@@ -1,7 +1,7 @@
-"""Fuse steps for a GPU: for one token, a launch takes as long as most steps' work.
+"""Fuse steps for a GPU: for one token, launching a kernel takes as long as the work of most steps.
 
-A sum before a norm becomes `add_rms_norm`, and a norm of heads before RoPE `rms_norm_rope`. Activations that will be
-quantized are quantized by the norm or the activation function that makes them.
+A sum before a norm becomes `add_rms_norm`, a norm of heads before RoPE `rms_norm_rope`, and the norm or activation
+function before a quantization also quantizes.
 """
 
 from localllm.engine.lower.tape import Buffer, Step
@@ -10,7 +10,7 @@ WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # ke
 
 
 def with_integers(steps: list[Step]) -> list[Step]:
-    """Merge quantization steps into the steps before them."""
+    """Merge each quantization into the step that makes its input, if that step's kernel can quantize."""
     result: list[Step] = []
     for step in steps:
         place = maker(result, step) if step.kernel == "quantize_planes" else None
@@ -25,7 +25,7 @@ def with_integers(steps: list[Step]) -> list[Step]:
 
 
 def maker(done: list[Step], step: Step) -> int | None:
-    """Find the place of the finished step that makes what `step` quantizes, if it can quantize itself."""
+    """Return the index of the earlier step that makes the input of quantization `step`, if it can quantize itself."""
     x, columns = step.arguments["x"], step.arguments["columns"]
     place = next((place for place in reversed(range(len(done))) if x in done[place].writes), None)
     if place is None or done[place].kernel not in WITH_INTEGERS:
@@ -34,7 +34,7 @@ def maker(done: list[Step], step: Step) -> int | None:
 
 
 def fuse(steps: list[Step]) -> list[Step]:
-    """Fuse steps."""
+    """Fuse sums with norms, and norms with RoPE."""
     result: list[Step] = []
     for step in steps:
         place = fusion_place(result, step)
@@ -45,7 +45,7 @@ def fuse(steps: list[Step]) -> list[Step]:
 
 
 def fusion_place(done: list[Step], step: Step) -> int | None:
-    """Find the place of the finished step that this one can be fused with."""
+    """Return the index of the earlier step that `step` can be fused with; None if there is none."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
         return None
@@ -56,7 +56,7 @@ def fusion_place(done: list[Step], step: Step) -> int | None:
 
 
 def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
-    """Tell whether the second step, which reads the first one's output, can be fused with it at the second's place."""
+    """Return whether `first` can be fused into `step`, which reads its output, across the steps between them."""
     a, b = first.arguments, step.arguments
     if a.get("count") is not b.get("count") or a.get("y") is not b["x"]:
         return False
@@ -69,12 +69,12 @@ def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
 
 
 def fuse_steps(first: Step, step: Step) -> Step:
-    """Fuse two steps."""
+    """Return one step that does the work of both."""
     a, b = first.arguments, step.arguments
     if step.kernel == "rms_norm":
-        given = {"count": a["count"], "x": a["x"], "z": a["z"], "total": a["y"]}
-        given |= {name: b[name] for name in ("weight", "y", "stride", "columns", "epsilon")}
-        return Step("add_rms_norm", given, step.parts, step.count, first.reads, [*first.writes, *step.writes])
+        arguments = {"count": a["count"], "x": a["x"], "z": a["z"], "total": a["y"]}
+        arguments |= {name: b[name] for name in ("weight", "y", "stride", "columns", "epsilon")}
+        return Step("add_rms_norm", arguments, step.parts, step.count, first.reads, [*first.writes, *step.writes])
     reads: list[Buffer] = [*first.reads, *(buffer for buffer in step.reads if buffer is not b["x"])]
-    given = b | {"x": a["x"], "weight": a["weight"], "epsilon": a["epsilon"]}
-    return Step("rms_norm_rope", given, step.parts, step.count, reads, step.writes)
+    arguments = b | {"x": a["x"], "weight": a["weight"], "epsilon": a["epsilon"]}
+    return Step("rms_norm_rope", arguments, step.parts, step.count, reads, step.writes)

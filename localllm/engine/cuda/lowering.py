@@ -1,8 +1,8 @@
 """The CUDA target: operations become GPU work.
 
-A program is lowered for a number of tokens, a power of two: grids are fixed, so that all of it can be recorded
-as one graph and replayed without Python between its kernels. Up to FEW_TOKENS, weights are multiplied as they are in
-memory, whose bandwidth bounds decode; for more they are unpacked to float16 and multiplied on tensor cores.
+A program is lowered for a maximum number of tokens, a power of two: grids are fixed, so that the whole program can be
+recorded as one graph and replayed without Python between its kernels. For up to FEW_TOKENS, kernels multiply packed
+weights, because memory bandwidth bounds decode; for more, weights are unpacked to float16 for tensor cores.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ VERBS: dict[str, Callable[..., None]] = {
 def card_steps(
     operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], taken: Crossing
 ) -> list[Step]:
-    """Make the steps of a program.
+    """Lower operations to the steps of a program.
 
-    size: most tokens, and most wanted ones; taken: see `lower_operations`.
+    size: the most tokens and the most requested logits; taken: see `imported` of `lower_operations`.
     """
     target = CudaTarget(*size, weights, VERBS)
 
@@ -57,7 +57,7 @@ def kernels_of(steps: Sequence[Step]) -> set[str]:
 
 
 def work_of(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work:
-    """Convert a step to GPU work; place: returns an array's GPU address; memory: address of the buffers."""
+    """Convert a step to GPU work; place(array): its GPU address; memory: address of the buffers."""
     values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
         del values["kind"], values["adds"]

@@ -26,7 +26,7 @@ DENSE: dict[str, object] = {
 
 
 class BufferSlice(NamedTuple):
-    """A place in a buffer."""
+    """The rest of a buffer from an offset on."""
 
     buffer: Buffer
     offset: int  # bytes
@@ -55,14 +55,14 @@ class SplitBF16(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """A matrix of a tensor core product: its place and row stride, in numbers."""
+    """A matrix of a tensor core product: its buffer or address, and the numbers from row to row."""
 
     place: Buffer | int
     stride: int
 
 
 def form_of(operation: Product, rows: int) -> str | None:
-    """Return the verb that converts a product's input from float32, if any; rows: the most that the input can have."""
+    """Return the verb that converts a product's input from float32; None without one; rows: most rows of the input."""
     kind = CardWeights.format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in PLAIN else "quantize_planes"
@@ -82,7 +82,7 @@ def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
-    """Append the product with each expert's matrix, for groups of its rows."""
+    """Append the product of each expert's rows with its matrix, some rows at a time."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
     of_experts: dict[str, object] = {
@@ -96,7 +96,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> 
 
 
 def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
-    """Append routing, unless there are too many experts. Raises UnsupportedError."""
+    """Append routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
     experts = operation.routing.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MOST_EXPERTS}")
@@ -169,7 +169,7 @@ def multiply(
     steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
     adds: bool = False,
 ) -> None:  # fmt: skip
-    """Append y = source times a matrix, perhaps from some column on."""
+    """Append y = source matrix^T, or y += it (adds); y: a buffer, or the columns of one from an offset on."""
     place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
     arguments: dict[str, object] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
     arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}

@@ -1,4 +1,4 @@
-"""Computes how many of a model's layers fit a GPU."""
+"""Compute how many of a model's layers fit a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
 
-# GPU memory for what is not counted: kernels, graphs, the driver, and a little for other programs.
+# Bytes of GPU memory for kernels, graphs, the driver, and a little for other programs.
 MARGIN = 400 << 20
 
 
@@ -42,25 +42,25 @@ def sizes(
 
 
 def card_bytes(tensor: Tensor) -> int:
-    """Compute a tensor's bytes on the GPU, more than in the file if there are no kernels for its format."""
+    """Compute a tensor's bytes on the GPU: more than in the file if its format has no GPU kernels."""
     return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
 
 
 def state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """Compute the bytes of a layer's state: all tokens, even with a window; recurrent ones snapshots too."""
+    """Compute the bytes of a layer's state: for all tokens, even with a window; for recurrent states with snapshots."""
     if isinstance(state, Recurrent):
         return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)
-    return state.bytes(context + 2 * PAGE, kv_type)  # an odd number of whole pages
+    return state.bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
 
 
 def spare(needed: Sizes, count: int, free: int) -> int:
-    """Return the bytes that are left with the last `count` layers."""
+    """Return the bytes that stay free with the last `count` layers on the GPU."""
     return free - MARGIN - needed.rest - sum(needed.layers[len(needed.layers) - count :])
 
 
 def layers_that_fit(needed: Sizes, free: int) -> int:
-    """Return how many of the last layers fit with everything after them; 0 for none."""
+    """Return how many of the last layers fit together with the rest; 0 for none."""
     room, count = free - MARGIN - needed.rest, 0
     for size in reversed(needed.layers):
         room -= size

@@ -1,4 +1,4 @@
-"""A runnable GPU model: programs for some numbers of tokens, built on demand."""
+"""A runnable GPU model: a program for each size (a power of two of tokens), built on demand."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -23,18 +23,18 @@ from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid
 
-MOST_SEQUENCES = 64  # most sequences of a run: page tables have room for these
+MOST_SEQUENCES = 64  # most sequences of a run, for whose page tables the header has room
 
 
 class PinnedHeader(Header):
-    """A header in pinned host memory that is copied to the GPU at once, with the sequences' page tables.
+    """A header in pinned host memory that one kernel copies to the GPU, with the sequences' page tables.
 
     Attributes:
-        words: int64, all of it.
+        words: the whole header, int64.  base: its GPU address.
     """
 
     def __init__(self, card: Card, tokens: int, table_words: int):
-        """Allocate; table_words: most numbers of a page table."""
+        """Allocate; tokens: the most of a run; table_words: the most pages of a sequence."""
         sequences = min(tokens, MOST_SEQUENCES)
         size = words_of_header(tokens) + sequences * table_words
         self.words, self._used = card.allocate_pinned(8 * size).view(np.int64), 0
@@ -71,32 +71,32 @@ class PinnedHeader(Header):
 
 
 def words_of_header(tokens: int) -> int:
-    """Count the numbers that a header allocates."""
-    asked = list[np.ndarray]()
+    """Return how many int64 numbers a header allocates."""
+    arrays = list[np.ndarray]()
 
-    def noted(shape: tuple[int, ...]) -> np.ndarray:
-        asked.append(int64_zeros(shape))
-        return asked[-1]
+    def allocate(shape: tuple[int, ...]) -> np.ndarray:
+        arrays.append(int64_zeros(shape))
+        return arrays[-1]
 
-    Header(tokens, noted)
-    return sum(array.size for array in asked)
+    Header(tokens, allocate)
+    return sum(array.size for array in arrays)
 
 
 class Arena:
-    """GPU memory for the buffers of a run; programs never run together, so they share it."""
+    """GPU memory for the buffers of runs. Programs share it, because only one runs at a time."""
 
     def __init__(self, card: Card):
         self._card, self._address, self._size = card, 0, -1
 
     def address(self, size: int) -> int:
-        """Return the address of `size` bytes; earlier addresses stay valid. Raises MemoryLimitError."""
+        """Return the address of at least `size` bytes; earlier addresses stay valid. Raises MemoryLimitError."""
         if size > self._size:
             self._address, self._size = self._card.allocate(max(size, 1)), size
         return self._address
 
 
 class GpuContext(NamedTuple):
-    """State shared by programs of all sizes; arena: memory for buffers."""
+    """State shared by programs of all sizes; taken: activations that the CPU computes, see `lower_operations`."""
 
     card: Card
     operations: list[Operation]
@@ -112,7 +112,7 @@ class SizedProgram:
     """A model for up to `size` tokens."""
 
     def __init__(self, model: GpuContext, size: tuple[int, int], progress: Progress | None):
-        """Lower and record the program; size: most tokens, and most wanted ones."""
+        """Lower and record the program; size: the most tokens and the most requested logits."""
         card = self._card = model.card
         self.header = PinnedHeader(card, size[0], -(-model.context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
@@ -129,7 +129,7 @@ class SizedProgram:
         self._replay: Callable[[], None] = card.record([first, *works])
 
     def _place(self, array: np.ndarray) -> int:
-        """Return an array's GPU address."""
+        """Return an array's GPU address; arrays outside of the header are uploaded once."""
         if array is self.header.flaws:
             return int(self._flaws.ctypes.data)
         offset = self.header.offset(array)
@@ -143,7 +143,7 @@ class SizedProgram:
         return self._constants[id(array)][0]
 
     def run(self, fill: Callable[[PinnedHeader], None]) -> None:
-        """Run what `fill` writes into the header. Raises ModelError if some logits are not numbers."""
+        """Run the program; `fill` writes the header. Raises ModelError for NaN or infinite logits."""
         self._flaws[0] = 0
         fill(self.header)
         self._replay()
@@ -159,7 +159,7 @@ class CudaProgram:
         self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, taken: Crossing,
     ):  # fmt: skip
-        """Upload the matrices; taken: see `lower_operations`."""
+        """Upload the matrices; taken: activations that the CPU computes, see `imported` of `lower_operations`."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = CardWeights(card, matrices, options.on_upload)
         for weight in matrices:
@@ -182,7 +182,7 @@ class CudaProgram:
         return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))
 
     def _run(self, tokens: int, wanted: int, fill: Callable[[PinnedHeader, np.ndarray], None]) -> np.ndarray:
-        """Compute float32 [wanted, vocab]; fill(header, output)."""
+        """Compute float32 [wanted, vocab]; fill(header, output) describes the run."""
         self._card.use()
         if wanted > len(self._logits):
             size = 4 * program_size(wanted) * self._vocab_size
@@ -192,7 +192,7 @@ class CudaProgram:
         return logits.copy()
 
     def _program(self, tokens: int, wanted: int) -> SizedProgram:
-        """Return the program of this size, built without a progress display."""
+        """Return the program of this size; it is built on first use, without a progress display."""
         size = tokens, wanted
         if size not in self._programs:
             self._programs[size] = SizedProgram(self._model, size, None)
@@ -200,10 +200,7 @@ class CudaProgram:
 
 
 def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
-    """Compute the bytes that a GPU needs in addition to weights and cache.
-
-    Buffers for BATCH tokens, and for uploads.
-    """
+    """Compute the bytes that a GPU needs in addition to weights and cache: buffers for BATCH tokens and for uploads."""
     kept = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(kept, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
@@ -213,7 +210,7 @@ def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: 
 
 
 class NullPlacement(CardWeights):
-    """Represents matrices on a GPU that is not selected yet."""
+    """Stands in for uploaded matrices when only the sizes of buffers are computed."""
 
     capability = 8, 0
 

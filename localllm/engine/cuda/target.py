@@ -1,4 +1,4 @@
-"""The GPU's choices: grids cover the most rows of a program, and kernels allocate their own scratch memory."""
+"""The GPU's choices: grids cover the most rows of a program, and kernels have their own scratch memory."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -12,7 +12,7 @@ from localllm.frozen import frozen
 
 @frozen
 class CudaTarget:
-    """A localllm.engine.lower.steps.Target for most tokens, and most wanted ones, of a program."""
+    """A localllm.engine.lower.steps.Target for a program of at most `tokens` tokens and `wanted_rows` logits."""
 
     tokens: int
     wanted_rows: int

@@ -17,10 +17,10 @@ Key = tuple[str, int, tuple[int, ...]]
 
 
 class CardWeights:
-    """Matrices, uploaded once and used by all programs.
+    """Matrices in GPU memory, uploaded once and used by all programs.
 
     Attributes:
-        unpacked: formats without GPU kernels, and their replacements.  capability: the GPU's.
+        unpacked: replacement of each format that has no GPU kernels.  capability: the GPU's compute capability.
     """
 
     def __init__(self, card: Card, matrices: Iterable[Weight], on_upload: Progress | None):
@@ -58,7 +58,7 @@ class CardWeights:
         return row_bytes(cls.format(weight), weight.shape[-1])
 
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
-        """Upload blocks as in the file; kernels rearrange them."""
+        """Upload blocks as they are in the file; a kernel rearranges them into planes."""
         columns = tensor.shape[-1]
         given = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
         done = 0
@@ -97,7 +97,7 @@ def key_of(weight: Weight) -> Key:
 
 
 def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
-    """Yield a tensor's rows in that format, some at a time: uint8, less than CHUNK bytes with row padding."""
+    """Yield a tensor's rows in format `kind`, some at a time: uint8, at most CHUNK bytes with row padding."""
     columns = tensor.shape[-1]
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     step = max(CHUNK // max(row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)

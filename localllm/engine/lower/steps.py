@@ -1,7 +1,4 @@
-"""The state of lowering: steps, activation buffers, row counts, and the interface of targets.
-
-It ends with the steps that write keys and values to the cache, with Hadamard rotations where the cache needs them.
-"""
+"""The state of lowering (steps, activation buffers, row counts), the interface of targets, and writing to the cache."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,10 +19,7 @@ T = TypeVar("T")
 
 
 class StepPlaces(NamedTuple):
-    """The memory that steps read and write in addition to activations.
-
-    layout: of recurrent states, if there are any.
-    """
+    """The memory that steps read and write besides activations; layout: of recurrent states, if there are any."""
 
     cache: KVCache
     layout: StateLayout | None
@@ -34,26 +28,26 @@ class StepPlaces(NamedTuple):
 
 @frozen
 class Experts:
-    """The routing result of a mixture in a run, see localllm.kernels.cpu.matmul.routing."""
+    """The buffers of a mixture's routing in a run, see localllm.kernels.cpu.matmul.routing."""
 
     chosen: Buffer | np.ndarray
     weights: Buffer
     rows: Buffer
     pairs: Buffer
     active: Buffer
-    active_count: np.ndarray  # int64 [1], like the next one: at an address that no other step writes
-    row_count: np.ndarray
+    active_count: np.ndarray  # int64 [1], at an address that no other step writes
+    row_count: np.ndarray  # the same
 
 
 class Target(Protocol):
-    """The platform of steps, with its choices.
+    """A CPU or GPU that operations are lowered for, with its choices.
 
     Attributes:
-        tokens: the most of a run.  buffer_rows: of an activation with a row per token.  wanted_rows: of one
-            with a row per token whose logits are wanted.
-        expert_rows: a multiple to which an expert's rows are rounded up.
-        threads: that share a step.
-        verbs: functions that append a verb's steps: (steps, operation, target).
+        tokens: the most of a run.  buffer_rows: rows to allocate for an activation with a row per token.
+        wanted_rows: rows to allocate for one with a row per requested logit.
+        expert_rows: each expert's rows are rounded up to a multiple of this.
+        threads: how many threads share a step.
+        verbs: functions (steps, operation, target) that append the steps of verbs that this target lowers itself.
     """
 
     @property
@@ -79,7 +73,7 @@ class Target(Protocol):
         ...
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """Return the format of a matrix on this target, and the bytes from row to row."""
+        """Return the format that a matrix has on this target, and its bytes from row to row."""
         ...
 
     def scratch(self, size: int) -> dict[str, object]:
@@ -87,11 +81,11 @@ class Target(Protocol):
         ...
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return the parts of a step that is split by rows, and the count that limits them; rows: the most."""
+        """Return into how many parts a step of up to `rows` rows is divided by rows, and the count that limits them."""
         ...
 
     def parts(self, wanted: int, rows: int) -> int:
-        """Return the parts of a step that is split otherwise, ideally `wanted`."""
+        """Return into how many parts a step is divided that is not divided by rows; `wanted` if possible."""
         ...
 
 
@@ -99,10 +93,10 @@ class Steps:
     """Steps on virtual buffers, for one target. Appended steps do not change.
 
     Attributes:
-        all: the steps.  buffers: of activations.  forms: their converted forms, as the target defines them.
-        counts: int64 [1] with the number of rows, by rows.
-        experts: routing of each mixture.  in_cache: by state, the buffers that represent its keys and values.
-        last_uses: the last operation that reads an activation.
+        all: the steps.  buffers: by activation.  forms: converted forms by activation, of types that the target has.
+        counts: int64 [1] with the number of rows, by Rows.
+        experts: routing buffers by Rows.  in_cache: by state, buffers that represent its cached keys and values.
+        last_uses: by activation, the last operation that reads it.
     """
 
     def __init__(self, target: Target, places: StepPlaces, last_uses: Mapping[Activation, Node]):
@@ -117,7 +111,7 @@ class Steps:
         self._made: dict[Hashable, Any] = {}
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return make(), which is called once per key: for what all layers share."""
+        """Return make(), called only once per key: for results that layers share."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -129,13 +123,13 @@ class Steps:
     # ---- memory ----
 
     def max_rows(self, rows: Rows) -> int:
-        """Bound the rows of a buffer."""
+        """Return how many rows to allocate."""
         if isinstance(rows, Routed):
             return self.max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
 
     def max_routed_rows(self, routing: Routing) -> int:
-        """Bound the rows of all experts together, each rounded up."""
+        """Return the most rows of all experts together, each expert's rounded up."""
         pairs = self.target.tokens * routing.used
         return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
@@ -145,7 +139,7 @@ class Steps:
         return self.buffers[x]
 
     def alloc_or_reuse(self, operation: Node) -> Buffer:
-        """Allocate an operation's output: its first input's buffer if that is not read later."""
+        """Return a buffer for an operation's output: its first input's if nothing reads that later, else a new one."""
         x = operation.inputs[0]
         is_last = self.last_uses[x] is operation
         y = self.buffers[operation.output] = self.buffers[x] if is_last else self.new(operation.output)
@@ -157,48 +151,48 @@ class Steps:
         self, kernel: str, arguments: dict[str, object], parts: int, reads: list[Buffer], writes: list[Buffer],
         count: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Append a step; count: limits the parts."""
+        """Append a step; parts: of its work; count: int64 [1], limits the parts in a run."""
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
     def row_step(
         self, kernel: str, rows: Rows, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
-        """Append a step whose work is split by rows."""
+        """Append a step whose work is divided by rows."""
         count = self.counts[rows]
         parts, limit = self.target.share(self.max_rows(rows), count)
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
     def split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
-        """Append a step whose work on x is split otherwise, and that writes no buffer."""
+        """Append a step that reads x and writes no buffer, and whose work is not divided by rows."""
         source = self.buffers[x]
         arguments |= {"count": self.counts[x.rows], "x": source, "stride": source.stride, "columns": x.columns}
         self.append(kernel, arguments, self.target.parts(parts, self.max_rows(x.rows)), [source], [])
 
     def import_activation(self, x: Activation, rows: np.ndarray) -> None:
-        """Begin with an activation of another target, float32 [tokens, row length of a buffer]."""
+        """Append a step that fetches an activation of another target, float32 [tokens, row length of a buffer]."""
         y = self.new(x)
         self.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
 
     def export_activation(self, x: Activation, rows: np.ndarray) -> None:
-        """Copy an activation to the address that another target, or the caller, wants."""
+        """Append a step that copies an activation to memory of another target or of the caller."""
         source = self.buffers[x]
         arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
         arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
         self.row_step("slice_columns", x.rows, arguments, [source], [Buffer(0, 0)])
 
     def emit_logits(self, x: Activation) -> None:
-        """Copy the logits to the caller."""
+        """Append the step that copies the logits to the address in the header."""
         header = self.header
         self.split_step("logits", x, {"y": header.logits, "flaws": header.flaws}, 4 * self.target.threads)
 
     def add_vector(self, x: Activation, vector: np.ndarray) -> None:
-        """Add a vector to every row of an activation, in place."""
+        """Append a step that adds a vector to every row of an activation, in place."""
         y = self.buffers[x]
         self.row_step("add", x.rows, {"x": y, "z": vector_of(vector), "z_stride": 0} | shape(x, y), [y], [y])
 
 
 def shape(x: Activation, y: Buffer) -> dict[str, object]:
-    """Return the kernel arguments of the output: as wide as x."""
+    """Return the kernel arguments of an output y that is as wide as x."""
     return {"y": y, "stride": y.stride, "columns": x.columns}
 
 
@@ -208,7 +202,7 @@ def vector_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
-    """Store keys, and values if they are separate."""
+    """Append the steps that store new keys, and values unless the state has latent rows, in the cache."""
     ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
     kept = zip(new, ready, steps.cache.sides(state), strict=False)
     steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
@@ -223,7 +217,7 @@ def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str,
 
 
 def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
-    """Store keys or values; returns the buffer that represents them in the cache."""
+    """Append the step that stores keys or values; return a buffer that represents them in the cache."""
     in_cache = Buffer(0, 0)
     arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
     arguments |= stream_arguments(steps.cache, side, steps.header)
@@ -234,9 +228,9 @@ def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
 def rotate(
     steps: Steps, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
 ) -> Buffer:
-    """Multiply queries, keys or values by Hadamard matrices of size `block`; 1 leaves them unchanged.
+    """Append the step that multiplies x by Hadamard matrices of size `block`; return the output. 1: return x itself.
 
-    source: where x is, if it has no buffer of its own; target: the output, which may be the source.
+    source: the buffer of x, by default the one that Steps has for it; target: the output, which may be the source.
     """
     source = source or steps.buffers[x]
     if block == 1:

@@ -1,6 +1,6 @@
 """The tape: a model as a flat list of kernel calls, with its memory planned.
 
-Verbs append steps on virtual buffers. `Tape.finish` then does what a compiler does:
+Operations append steps on virtual buffers. `Tape.finish` then does what a compiler does:
 - stages: steps that do not touch each other's results run without a barrier between them;
 - memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
 """
@@ -23,15 +23,15 @@ FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address.
+    """Memory that steps write and read, `rows` times `stride` bytes; `Tape.finish` sets its address.
 
-    A buffer without rows represents other memory in the reads and writes of steps.
+    A buffer without rows takes no memory: it represents other memory in the reads and writes of steps.
     """
 
     rows: int
     stride: int
     address: int = 0
-    first: int = -1  # stages
+    first: int = -1  # the first and the last stage that use it
     last: int = -1
 
     @property
@@ -41,12 +41,12 @@ class Buffer:
 
 @dataclass
 class Step:
-    """One kernel call. `arguments`, by name, are integers, floats, arrays (kept alive), and buffers for addresses."""
+    """One kernel call; arguments: by name, numbers, arrays and buffers (for their addresses), Address, Scratch."""
 
     kernel: str
     arguments: dict[str, object]
-    parts: int  # at most
-    count: np.ndarray | None  # int64 [1], limits the parts by its value when the step's stage begins
+    parts: int  # the most parts that threads divide the work into
+    count: np.ndarray | None  # int64 [1]; its value when the step's stage begins limits the parts
     reads: list[Buffer]
     writes: list[Buffer]
     stage: int = field(default=0)
@@ -66,7 +66,7 @@ class Scratch:
     size: int
 
 
-SCRATCH_BYTES = object()  # among arguments: a thread's scratch bytes
+SCRATCH_BYTES = object()  # an argument that becomes the scratch bytes of a thread
 
 
 class Tape:
@@ -74,17 +74,17 @@ class Tape:
 
     def __init__(self, steps: list[Step] | None = None) -> None:
         self.steps: list[Step] = steps or []
-        self.memory: list[object] = []  # referenced by the tape
+        self.memory: list[object] = []  # keeps alive what the tape has addresses of
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
-        self._addresses: dict[int, int] = {}  # addresses of arrays, by id: most occur in each layer
+        self._addresses: dict[int, int] = {}  # addresses of arrays, by id
 
     def append(self, step: Step) -> None:
         self.steps.append(step)
 
     @property
     def kernels(self) -> set[str]:
-        """List the names of all kernels."""
+        """Names of all kernels."""
         named = {value.kernel for value in self._values() if isinstance(value, Address)}
         return named | {step.kernel for step in self.steps}
 
@@ -92,9 +92,9 @@ class Tape:
         return (value for step in self.steps for value in step.arguments.values())
 
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
-        """Plan the memory; returns the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
+        """Plan the memory and return the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
 
-        addresses: of kernels; threads: that will execute it.
+        addresses: of kernels by name; threads: how many will execute it.
         """
         assign_stages(self.steps)
         size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
@@ -115,7 +115,7 @@ class Tape:
 
     def _encode(self, value: object) -> int:
         """Encode an argument as an int64: a number, the bits of a float32, or an address."""
-        if type(value) is int:  # most of ten thousand
+        if type(value) is int:  # fast path: most of some ten thousand arguments
             return value
         if isinstance(value, Buffer):
             return value.address
@@ -152,7 +152,7 @@ def assign_stages(steps: list[Step]) -> None:
 
 
 def place_buffers(steps: list[Step]) -> Reserved:
-    """Give every buffer an address, see `offsets`; returns the memory."""
+    """Allocate memory for all buffers and set their addresses, see `offsets`; return the memory."""
     memory = Reserved(max(offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address += memory.address
@@ -160,7 +160,7 @@ def place_buffers(steps: list[Step]) -> Reserved:
 
 
 def offsets(steps: list[Step]) -> int:
-    """Give every buffer the lowest offset that no live buffer has; returns the total size."""
+    """Set each buffer's address to the lowest offset that no live buffer overlaps; return the total bytes."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of live buffers, in order
     end = 0
@@ -177,10 +177,9 @@ def offsets(steps: list[Step]) -> int:
 
 
 def row_bytes(columns: int) -> int:
-    """Return the bytes from token to token of an activation.
+    """Return the bytes from row to row of an activation: an odd number of cache lines.
 
-    Tokens are an odd number of cache lines apart. With powers of two they share a few sets of every cache: matrix
-    products of 512 tokens took 14 % longer.
+    Rows at powers of two would share a few sets of every cache: matrix products of 512 tokens took 14 % longer.
     """
     return (-(-columns // 16) | 1) * LINE
 

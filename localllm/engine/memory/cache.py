@@ -1,8 +1,9 @@
 """The memory of the KV cache: one reserved address range for all sequences.
 
-Nothing is allocated ahead: the operating system commits memory when a token is first written there, so a context of
-131072 costs what the conversation uses. Layout: [layer][keys, values][key-value head][place][head dimension], padded to
-blocks, so that the places of a head are one stream, of which a page (localllm.engine.memory.pages) is a part.
+The operating system commits memory when a token is first written there, so that a context of 131072 tokens costs only
+what the conversation uses. Layout: [layer][keys, values][key-value head][slot][head dimension], padded to blocks. A
+slot is the room of one token; the slots of a head are one stream, which is divided into pages
+(localllm.engine.memory.pages).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,20 +17,20 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.system.memory import Region, address_room
 
-SEQUENCES = (16, 4, 1)  # whole contexts to reserve addresses for, as many as the system allows
-WITHOUT_KEYS = (1024,)  # the same where no layer has keys
+SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first number that the system allows
+WITHOUT_KEYS = (1024,)  # the same for models without keys
 
 
 class Reserved:
-    """A range of `size` zero bytes that cost memory only where they are touched.
+    """A range of `size` zero bytes that cost memory only once they are touched.
 
     Attributes:
-        bytes: uint8 [size].  address: of the first, at a page of the system.
-        is_whole: whether `use` need not be called.
+        bytes: uint8 [size].  address: of the first byte, aligned to a page of the system.
+        is_whole: whether all bytes may be touched without calling `use`.
     """
 
     def __init__(self, size: int, whole: bool = True):
-        """Reserve; whole: all of it may be touched, else only what `use` announced. Raises MemoryLimitError."""
+        """Reserve; whole: all bytes may be touched, else only those announced by `use`. Raises MemoryLimitError."""
         try:
             self._region = Region(size, whole)
         except (OSError, OverflowError, ValueError):
@@ -38,17 +39,14 @@ class Reserved:
         self.address = self._region.address
 
     def use(self, start: int, end: int) -> None:
-        """Announce that bytes `start` to `end` will be touched. Raises MemoryLimitError."""
+        """Announce that bytes [start, end) will be touched. Raises MemoryLimitError."""
         try:
             self._region.use(start, end)
         except OSError:
             raise MemoryLimitError("not enough memory for the KV cache; use a smaller context") from None
 
     def give_back(self, start: int, end: int) -> None:
-        """Return the whole system pages within bytes `start` to `end`, which read as zero then.
-
-        Raises MemoryLimitError.
-        """
+        """Return the whole system pages within bytes [start, end), which then read as zero. Raises MemoryLimitError."""
         try:
             self._region.give_back(start, end)
         except OSError:
@@ -56,7 +54,7 @@ class Reserved:
 
 
 class Streams(NamedTuple):
-    """The keys or the values of a layer: one stream per head, consecutively."""
+    """The keys or the values of a layer: the streams of all heads, one after the other."""
 
     start: int  # offset in the reserved memory
     heads: int
@@ -68,8 +66,8 @@ class KVCache:
     """The pages of all sequences.
 
     Attributes:
-        pages: their number.  sequences: whole contexts that fit.  kv_type: storage type.
-        window: the most tokens that a layer with a sliding window sees, 0 if no layer has one.
+        pages: their number.  sequences: how many whole contexts fit, a tuple of one number.  kv_type: storage type.
+        window: the most tokens that a layer with a sliding window sees; 0 if no layer has one.
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
@@ -106,7 +104,7 @@ class KVCache:
                 self._memory.use(start, end)
 
     def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
-        """Lay out the keys and values of each state; returns them and the total size."""
+        """Lay out the keys and values of each state; return them and the total bytes."""
         layers: dict[State, tuple[Streams, Streams]] = {}
         end = 0
         for state in states:
@@ -124,16 +122,16 @@ class KVCache:
         return self.pages * PAGE * side.token_bytes
 
     def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
-        """Return the keys and the values of a layer; those of a latent state are the same."""
+        """Return the keys and the values of a layer; for a latent state twice the same."""
         return self._layers[state]
 
     def address(self, side: Streams) -> int:
-        """Return the address of the first place of the first head."""
+        """Return the address of the first slot of the first head."""
         return self._memory.address + side.start
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of a token in all streams."""
+        """Memory of a token in all streams, in bytes."""
         return sum(side.heads * side.token_bytes for side in self._streams())
 
     def page_bytes(self, local: bool) -> int:
@@ -143,23 +141,23 @@ class KVCache:
         return sum(side.heads * PAGE * side.token_bytes for side in sides)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` places of a page to another one, in every stream."""
+        """Copy the first `tokens` slots of a page to another one, in every stream."""
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
-    def copy_places(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy tokens from places to as many others, int64 [tokens] each, in every stream."""
+    def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy tokens from slots to as many others, int64 [tokens] each, in every stream."""
         for pages, token_bytes in self._views():
-            places = pages.reshape(len(pages), -1, token_bytes)
-            places[:, target] = places[:, source]
+            slots = pages.reshape(len(pages), -1, token_bytes)
+            slots[:, target] = slots[:, source]
 
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
-        """Copy pages of the layers with a window, or without: uint8, stream by stream."""
+        """Copy pages of the layers with a window (local), or of those without: uint8, stream by stream."""
         views = [view[:, pages].reshape(-1) for view in self._kind(local)]
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        """Write pages that were read by `content`. Raises ValueError if the size differs."""
+        """Write pages whose content is as `content` returns it. Raises ValueError if the size differs."""
         views = self._kind(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):
@@ -190,7 +188,7 @@ class KVCache:
         return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
-        """Return the memory of these pages to the system; `local`: that of layers with a window."""
+        """Return the memory of these pages to the system; local: only that of layers with a window."""
         for start, end in self._pieces_of(pages, local):
             self._memory.give_back(start, end)
 

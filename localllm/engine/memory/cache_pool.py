@@ -14,7 +14,7 @@ class CachePool:
 
     Attributes:
         pages: of the cache.  layout: of recurrent states, if there are any.
-        bytes_per_token: memory of one token.
+        bytes_per_token: memory of one token in all layers.
     """
 
     def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):
@@ -27,5 +27,5 @@ class CachePool:
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return the token places in use and in total, in whole pages."""
+        """Return how many token slots are in use and how many there are, in whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

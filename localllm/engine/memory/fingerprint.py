@@ -1,8 +1,8 @@
-"""A short key of everything that cached numbers depend on: weights, operations and code.
+"""A short key (hash) of everything that cached states depend on: weights, operations and code.
 
-Reading all weights would take as long as the prompt. Instead the key has each model file's size and its modification
-and change times in nanoseconds, the latter of which programs cannot easily set, and samples of every tensor. A copied
-or moved file counts as another model, which costs time and nothing else.
+Hashing all weights would take as long as prefilling the prompt. Instead the key covers samples of every tensor, and
+each model file's size, modification time and change time in nanoseconds; programs cannot easily set the change time. A
+copied or moved file counts as another model, which costs only time.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ SAMPLES, SAMPLE = 8, 64  # samples of each tensor, evenly spaced; bytes of one
 
 
 def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
-    """Compute the key, 32 bytes; state: of the model's files when they were opened."""
+    """Compute the key, 32 bytes; state: `state_of` the model's files when they were opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, describe_operations(operations))).encode())
@@ -43,7 +43,7 @@ def state_of(file: GGUFFile) -> State:
 
 
 def sample(data: np.ndarray) -> bytes:
-    """Sample a tensor's bytes."""
+    """Return SAMPLES samples of a tensor's bytes, or all of them if they are few."""
     if len(data) <= SAMPLES * SAMPLE:
         return data.tobytes()
     starts = [(len(data) - SAMPLE) * i // (SAMPLES - 1) for i in range(SAMPLES)]
@@ -51,7 +51,7 @@ def sample(data: np.ndarray) -> bytes:
 
 
 def describe_operations(operations: Sequence[Operation]) -> list[object]:
-    """Describe operations in plain values, inputs by number."""
+    """Describe operations by plain values that compare by content; inputs are numbers of earlier operations."""
     numbers: dict[Activation, int] = {}
     lines: list[object] = []
     for number, operation in enumerate(operations):
@@ -64,7 +64,7 @@ def describe_operations(operations: Sequence[Operation]) -> list[object]:
 
 
 def plain(value: object) -> object:
-    """Convert an operation's attribute so that equal values compare equal, and others do not."""
+    """Convert an operation's attribute to a value whose repr is equal exactly for equal attributes."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):

@@ -27,15 +27,15 @@ from localllm.files.cache.prefix_files import (
 )
 from localllm.files.gguf.file import GGUFFile
 
-COUNTS, ROWS = "counts", "rows"  # parts of a file: rows per lot, int64 [lots]; all rows, float32
+COUNTS, ROWS = "counts", "rows"  # parts of a file: rows of each part of the image, int64; all rows, float32
 
 
 def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
-    """Hash everything that an image's rows depend on in addition to its pixels, 32 bytes; preparing: packages.
+    """Hash everything but the pixels that an image's rows depend on: 32 bytes.
 
-    Raises OSError.
+    preparing: packages that preprocess images. Raises OSError.
     """
-    import PIL  # there is an image
+    import PIL  # needed only for images
 
     key = hashlib.blake2b(fingerprint(file, state_of(file), operations, KVType.of("f32")), digest_size=32)
     key.update(PIL.__version__.encode())
@@ -47,14 +47,14 @@ def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], prepa
 
 
 class EncodedImageCache:
-    """The files of one projector."""
+    """The cached images of one projector."""
 
     def __init__(self, name: str, width: int):
-        """Open the folder; name: the projector's, for listings; width: of a row."""
+        """Store the projector's name, for listings of the cache, and the width of its rows."""
         self._name, self._width = name, width
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
-        """Load the rows of each lot of an image, float32 [rows, width], if there is a file."""
+        """Load the rows of each part of an image, float32 [rows, width]; None if they are not cached."""
         kept, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
         if kept is None:
             return None
@@ -70,7 +70,7 @@ class EncodedImageCache:
         return np.split(rows.reshape(-1, self._width), np.cumsum(counts)[:-1])
 
     def keep(self, digest: bytes, rows: Sequence[np.ndarray]) -> None:
-        """Write the rows; an unwritable folder costs only time."""
+        """Write the rows of each part of an image; errors are ignored: they cost only time."""
         if size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
@@ -84,5 +84,5 @@ class EncodedImageCache:
 
 
 def key_of(digest: bytes) -> str:
-    """Return the name of a file."""
+    """Return the name of an image's file."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

@@ -8,7 +8,7 @@ from localllm.engine.memory.cache import KVCache
 
 
 class JointCache:
-    """The interface of a page table's cache (localllm.engine.memory.page_table), over both."""
+    """Two caches with the interface of one, as page tables use it (localllm.engine.memory.page_table)."""
 
     def __init__(self, first: KVCache, second: KVCache):
         """Combine caches of equally many pages."""
@@ -24,9 +24,9 @@ class JointCache:
         for cache in self._both:
             cache.copy(source, target, tokens)
 
-    def copy_places(self, source: np.ndarray, target: np.ndarray) -> None:
+    def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         for cache in self._both:
-            cache.copy_places(source, target)
+            cache.copy_slots(source, target)
 
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
         return np.concatenate([cache.content(pages, local) for cache in self._both])

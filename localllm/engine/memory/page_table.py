@@ -1,4 +1,4 @@
-"""A sequence's page table: where its tokens are in the cache, copy on write among forks."""
+"""A sequence's page table: which pages of the cache hold its tokens. Forks share pages, copied on write."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ class PageTable:
 
     Attributes:
         table: page numbers, int64; kernels find a token's page at its position / PAGE.
-        addresses: of the table, and of recurrent states before a run and after it (none).
+        addresses: of the table, and of recurrent states before a run and after it (0: there are none).
     """
 
     table: np.ndarray
@@ -25,16 +25,16 @@ class PageTable:
     def __init__(
         self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0
     ):
-        """Wrap pages; length: tokens that they hold; lost: first pages that layers with a window no longer have."""
+        """Wrap pages; length: tokens that they hold; lost: how many first pages layers with a window have dropped."""
         self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
-        self._given = lost  # lost pages whose memory was returned
+        self._returned = lost  # how many lost pages have returned their memory to the system
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
         self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
-        """Reserve unshared places for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Provide unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError."""
         last, used = divmod(length, PAGE)
         if used and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used)
@@ -46,17 +46,17 @@ class PageTable:
         self._length = length + count
 
     def _lose(self, length: int) -> None:
-        """Free what layers with a window will not read after `length` tokens, except shared pages."""
+        """Free memory that layers with a window no longer read after `length` tokens, except in shared pages."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
         while self._cache.window and self._lost + step <= end:
             self._lost += step
-        if self._given < self._lost:
-            pages = self.table[self._given : self._lost]
+        if self._returned < self._lost:
+            pages = self.table[self._returned : self._lost]
             self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
-            self._given = self._lost
+            self._returned = self._lost
 
     def _copy_page(self, number: int, tokens: int) -> None:
-        """Replace a shared page by a copy with the same tokens (copy on write)."""
+        """Replace a shared page by a copy of its first `tokens` tokens (copy on write)."""
         shared = int(self.table[number])
         (page,) = self._take(1, after=None)
         self._cache.copy(shared, page, tokens)
@@ -77,16 +77,16 @@ class PageTable:
         return taken
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List the names, for `part`, of what is stored for tokens `first` to `last`; `first` begins a page."""
+        """List the names of the parts that store tokens [first, last), see `part`; `first` begins a page."""
         has_windows = self._cache.window and first >= self._lost * PAGE
         return ["pages", "windows"] if has_windows else ["pages"]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
-        """Copy what these pages hold in the layers without a window or in those with one; uint8."""
+        """Copy these tokens of the layers without a window ("pages") or with one ("windows"); uint8."""
         return self._cache.content(self._between(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert the tokens `first` to `last` of another table; without windows, none before `last` has them.
+        """Insert tokens [first, last) from parts of another table; without "windows", windows lack all before `last`.
 
         Raises MemoryLimitError, and ValueError for parts of another size.
         """
@@ -98,21 +98,21 @@ class PageTable:
             self._lost = last // PAGE
 
     def _between(self, first: int, last: int) -> np.ndarray:
-        """Return the pages of tokens, the first of which begins one."""
+        """Return the pages of tokens [first, last); `first` begins a page."""
         return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
-        """Share the pages of the first `length` tokens, or of those that are still there, with another table."""
+        """Create a table that shares the pages of the first `length` tokens, or of as many as there are."""
         length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
         return PageTable(self._cache, self._pages, table, length, self._lost)
 
     def truncate(self, length: int) -> int:
-        """Drop all but the first `length` tokens; returns how many remain: none, if a window is lost."""
+        """Drop all but the first `length` tokens; return how many remain: 0 if windows have dropped their tokens."""
         length = self._length = min(length, self._length)
         if self._lost and length - self._cache.window < self._lost * PAGE:
-            self._length = self._lost = self._given = length = 0
+            self._length = self._lost = self._returned = length = 0
         kept = -(-length // PAGE)
         if kept >= len(self.table):
             return length
@@ -122,14 +122,13 @@ class PageTable:
         return length
 
     def shift(self, keep: int, count: int) -> int:
-        """Drop `count` tokens, whole pages, after the first `keep`; return the new length, as `truncate` does.
+        """Drop `count` tokens, a multiple of PAGE, after the first `keep`; return the new length, as `truncate` does.
 
-        The later pages, which no other sequence shares, follow the kept ones. If the kept tokens do not fill a page,
-        they replace as many dropped ones in the next page. Pages that windows no longer see are moved with the rest,
-        and are released later. Raises MemoryLimitError.
+        Later pages move up, after those that other sequences share were copied. If the kept tokens end within a page,
+        its tokens replace as many dropped ones in the first page that stays. Raises MemoryLimitError.
         """
-        self._cache.use(self.table[: self._given].tolist())
-        self._given = 0
+        self._cache.use(self.table[: self._returned].tolist())
+        self._returned = 0
         first, gone, within = keep // PAGE, count // PAGE, keep % PAGE
         for number in range(first + gone, len(self.table)):
             if self._pages.references[self.table[number]] > 1:
@@ -147,17 +146,17 @@ class PageTable:
     def append_from(self, source: "PageTable", first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another table, from position `first` on, after the first `length`.
 
-        Keys are unchanged: the backend rotates them. False, and nothing is changed, if the other one lacks some of
-        them, of layers with a window, too. Raises MemoryLimitError.
+        Keys are copied unchanged: the backend rotates them afterwards. Return False and change nothing if the other
+        table lacks some of the tokens, even in layers with a window only. Raises MemoryLimitError.
         """
         if first < source._lost * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)
-        self._cache.copy_places(source._places(first, count), self._places(length, count))
+        self._cache.copy_slots(source._slots(first, count), self._slots(length, count))
         return True
 
-    def _places(self, first: int, count: int) -> np.ndarray:
-        """Return the places in the cache of `count` tokens from position `first` on, int64."""
+    def _slots(self, first: int, count: int) -> np.ndarray:
+        """Return the slots in the cache of `count` tokens from position `first` on, int64."""
         positions = np.arange(first, first + count)
         return self.table[positions // PAGE] * PAGE + positions % PAGE
 

@@ -1,7 +1,7 @@
-"""Allocation of cache pages, by number; the memory is in localllm.engine.memory.cache.
+"""Allocate cache pages by number; their memory is in localllm.engine.memory.cache.
 
-A page is a range of PAGE token places, the same range in every layer and head. A sequence has a table of pages; forks
-share pages until one of them writes. References count the tables that a page is in.
+A page is PAGE consecutive token slots, the same in every layer and head. A sequence has a table of pages; forks share
+pages until one of them writes. A page's reference count is the number of tables that it is in.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from localllm.kernels.arguments import PAGE
 
 
 class Pages:
-    """A fixed number of pages, free or in use."""
+    """A fixed number of pages, free or in use; references: int64 [pages]."""
 
     def __init__(self, count: int):
         self.references = np.zeros(count, np.int64)
@@ -27,9 +27,9 @@ class Pages:
         return int(np.count_nonzero(self.references))
 
     def take(self, after: int | None) -> int:
-        """Take a free page, preferably the one after `after`, so that attention reads contiguous memory.
+        """Allocate a page: the one after `after` if it is free, so that attention reads contiguous memory.
 
-        Otherwise the middle of the largest gap, so that all sequences have room to grow. Raises MemoryLimitError.
+        Otherwise in the middle of the largest gap, so that all sequences have room to grow. Raises MemoryLimitError.
         """
         page = -1 if after is None else after + 1
         if not 0 < page < len(self) or self.references[page]:
@@ -53,7 +53,7 @@ class Pages:
         self.references[list(table)] += 1
 
     def release(self, table: Iterable[int]) -> list[int]:
-        """Drop a reference to these pages; returns those without references."""
+        """Drop a reference to these pages; return the pages that are free now."""
         table = list(table)
         self.references[table] -= 1
         return [page for page in table if not self.references[page]]

@@ -1,11 +1,11 @@
-"""The files of the prefix cache: states of prompt beginnings in files, in chunks, shared by processes.
+"""The prefix cache on disk: states of prompt prefixes in files of a chunk each, which processes share.
 
-A chunk is what a whole run has read (localllm.engine.run), or ends with an image: tokens after it are read in the same
-runs, whether it was cached or not, and every bit is the same. An image's ids follow from its pixels and its encoder, so
-another image makes another key. The last chunk of a prompt has its logits, too. The key of a chunk is a hash chain of
-all tokens up to its end, which begins with the model's fingerprint.
+A chunk ends with a whole run (localllm.engine.run) or with an image, so that the tokens after it are read in the same
+runs, and give the same bits, whether it was cached or not. Its key is a hash chain of the model's fingerprint and all
+tokens up to its end; the ids of image rows are made of the image's pixels and encoder, so that different images have
+different keys. The last chunk of a prompt also has the logits after it.
 
-A conversation, whose turns are read in other runs, has keys of its own: it is restored as it was read then.
+A conversation is read in other runs, turn by turn. Its chunks have keys of their own, and restore the state bit by bit.
 """
 
 import hashlib
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 
 class DamagedError(Exception):
-    """Raised when a file's contents are invalid."""
+    """Raised when a file of the cache is missing or its content is invalid."""
 
 
 class CachedPrefix(NamedTuple):
-    """A sequence that has read a prompt, with logits, float32 [1, vocab]; or whole runs at its beginning."""
+    """A restored sequence; logits: float32 [1, vocab] if it has read the whole prompt, else None."""
 
     sequence: Sequence
     logits: np.ndarray | None
 
 
 class PendingWrite(NamedTuple):
-    """A sequence that waits to be written."""
+    """A sequence that waits to be written, see PrefixStore.keep."""
 
     sequence: Sequence
     logits: np.ndarray | None
@@ -63,10 +63,10 @@ class PendingWrite(NamedTuple):
 
 
 class PrefixStore:
-    """The files of one model. A thread of its own writes them.
+    """The cached prefixes of one model. A background thread writes them.
 
     Attributes:
-        warning: why something could not be cached, in one line, or None.
+        warning: one line that says why the cache cannot be written, or None.
     """
 
     def __init__(self, engine: "Engine", file: GGUFFile):
@@ -75,7 +75,7 @@ class PrefixStore:
         self._root, self._ended = b"", size_limit() == 0
         try:
             self._state = state_of(file)
-        except OSError:  # a private file, which no other process finds
+        except OSError:  # a temporary file without a name, which no other process can open
             self._ended = True
         states = engine.hyperparameters.states()
         self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
@@ -87,7 +87,7 @@ class PrefixStore:
     # ---- finding ----
 
     def find_prefix(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
-        """Find the longest stored prefix of these tokens, at most `most`: whole runs, or all."""
+        """Find the longest stored prefix of these tokens, of at most `most` tokens; None if there is none."""
         if self._ended or not is_worth_caching(ids):
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
@@ -104,9 +104,9 @@ class PrefixStore:
         return None
 
     def _is_enough(self, pieces: list[PrefixChunk], opened: list[PrefixFile]) -> bool:
-        """Tell whether a sequence can continue after the opened chunks.
+        """Return whether a sequence can continue after the opened chunks, the first ones of `pieces`.
 
-        All, or with at least one token left to compute.
+        If they hold all tokens, the last chunk must be among them: it alone has the logits.
         """
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
@@ -116,7 +116,7 @@ class PrefixStore:
         )
 
     def _required_parts(self, piece: PrefixChunk, end: int) -> set[str]:
-        """List the parts of a chunk that are read after `end` tokens."""
+        """List the parts of a chunk that a sequence needs to continue after `end` tokens."""
         needed = {"pages"}
         if self._window and piece.last > end - self._window:
             needed.add("windows")
@@ -125,7 +125,7 @@ class PrefixStore:
         return needed
 
     def load(self, stored: StoredPrefix) -> CachedPrefix | None:
-        """Restore a sequence. None if a file is damaged, which is removed, or memory is short."""
+        """Restore a sequence; None if memory is short or a file is missing or damaged; damaged files are removed."""
         engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
         store = paged_store(sequence)
@@ -151,7 +151,7 @@ class PrefixStore:
 
     @contextmanager
     def _open_chunk(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
-        """Open a chunk's file. Raises DamagedError if it is gone or invalid; then it is removed."""
+        """Open a chunk's file. Raises DamagedError if it is missing or invalid; an invalid file is removed."""
         kept = open_prefix(piece.key)
         if kept is None:
             raise DamagedError
@@ -163,7 +163,10 @@ class PrefixStore:
                 raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[PrefixChunk]:
-        """List the chunks: all that end with a whole run or an image, and the rest, perhaps empty. Raises OSError."""
+        """Divide tokens into chunks: those that end with a whole run or image, and the rest, perhaps empty.
+
+        Raises OSError if the model's file has changed or is gone.
+        """
         if state_of(self._file) != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
@@ -183,8 +186,8 @@ class PrefixStore:
     def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
         """Queue a sequence that has read a prompt for writing, and take ownership of it.
 
-        logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
-        it is a conversation. An older pending write is dropped.
+        logits: float32 [1, vocab], after the prompt; None: write only the whole runs at its beginning, or all tokens of
+        a conversation. A sequence that is still queued is dropped.
         """
         with self.lock:
             unwanted, self._waiting = self._waiting, PendingWrite(sequence, logits, is_conversation)
@@ -198,7 +201,7 @@ class PrefixStore:
             unwanted.sequence.close()
 
     def _write(self) -> None:
-        """Write queued prefixes until the queue is empty."""
+        """Write queued sequences until none is left (runs in the background thread)."""
         while True:
             with self.lock:
                 read, self._waiting = self._waiting, None
@@ -215,7 +218,7 @@ class PrefixStore:
                 read.sequence.close()
 
     def _write_pieces(self, read: PendingWrite) -> None:
-        """Write the chunks that no file has. Raises OSError, LocalllmError."""
+        """Write the chunks of a sequence that are not on disk yet. Raises OSError, LocalllmError."""
         room, before, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
         kept = list[str]()
         for piece in pieces:
@@ -228,7 +231,7 @@ class PrefixStore:
         mark_used(kept)
 
     def _write_piece(self, piece: PrefixChunk, before: str, read: PendingWrite, logits: np.ndarray | None) -> int:
-        """Write a chunk if no file has it, or has less of it; returns its bytes."""
+        """Write a chunk unless a file has all its parts; return the bytes written."""
         store = paged_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
         if kept := open_prefix(piece.key):
@@ -246,7 +249,7 @@ class PrefixStore:
         return self._thread is not None
 
     def close(self, wait: bool = True) -> None:
-        """Finish pending writes (or drop them) and stop the thread."""
+        """Stop the thread after it has written queued sequences (wait), or at once."""
         thread = self._thread
         if wait and not self._ended and thread is not None and thread.is_alive():
             thread.join()
@@ -254,7 +257,7 @@ class PrefixStore:
 
 
 def paged_store(sequence: Sequence) -> PagedStore:
-    """Return a sequence's state if it can be copied: the reference backend's cannot, and is not cached."""
+    """Return a sequence's state, which must be copyable; the reference backend's is not, and is never cached."""
     store = sequence.store
     assert isinstance(store, PagedStore)
     return store

@@ -1,7 +1,7 @@
-"""Recurrent states: one memory for all layers, replaced and never changed while others need it.
+"""Recurrent states of a sequence: one block of memory for all layers, never overwritten while it is shared.
 
-A run reads the states from one memory and writes the new ones to another, or to the same one if it is not shared.
-So a fork shares the original's memory until either continues, and a snapshot costs no copying.
+A run reads the states from one block and writes the new ones to another, or to the same one if it is not shared. So a
+fork shares the original's block until either continues, and a snapshot costs no copy.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
-LINE = 16  # floats of a cache line, the alignment of memories and their parts
+LINE = 16  # floats of a cache line, to which blocks and their parts are aligned
 SNAPSHOTS = 4  # most snapshots of a sequence
 
 
 class StateLayout:
-    """The offsets of all layers' states in a memory; float32, the last dimension of each padded to 16.
+    """The offsets of all layers' states in a block of memory; float32, the last dimension of each padded to 16.
 
     Attributes:
-        zeros: a memory with the initial states.  nbytes: bytes of a memory.
+        zeros: a block with the initial states.  nbytes: bytes of a block.
     """
 
     zeros: object
@@ -42,7 +42,7 @@ class StateLayout:
         return self._offsets[layer, number]
 
     def new(self) -> object:
-        """Allocate a memory for the states of a sequence. Raises MemoryLimitError."""
+        """Allocate a block for the states of a sequence. Raises MemoryLimitError."""
         return self._allocate()
 
     def _allocate(self) -> np.ndarray:
@@ -52,17 +52,17 @@ class StateLayout:
             raise MemoryLimitError(f"no memory for the {self.nbytes / 1e6:.0f} MB of a sequence's states") from None
 
     def address(self, memory: object) -> int:
-        """Return the address of a memory."""
+        """Return the address of a block."""
         assert isinstance(memory, np.ndarray)
         return int(memory.ctypes.data)
 
     def content(self, memory: object) -> np.ndarray:
-        """View a memory as bytes, uint8."""
+        """View or copy a block as bytes, uint8."""
         assert isinstance(memory, np.ndarray)
         return memory.view(np.uint8)
 
     def from_bytes(self, content: np.ndarray) -> object:
-        """Allocate a memory with these bytes. Raises ValueError if the size differs; MemoryLimitError."""
+        """Allocate a block with this content. Raises ValueError if the size differs; MemoryLimitError."""
         if content.nbytes != self.nbytes:
             raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
         memory = self._allocate()
@@ -84,18 +84,19 @@ class Snapshot(NamedTuple):
 class RecurrentState:
     """The states of one sequence, and earlier snapshots.
 
-    Snapshots are kept of both ends of runs with several tokens, where prompts end and drafts are verified, and at
-    every page boundary. A sequence that goes back to any other place reads the tokens after the last snapshot again.
+    Snapshots are taken before and after each run of several tokens (prompts, drafts that are verified), and at page
+    boundaries; SNAPSHOTS of them are kept. A sequence that is truncated elsewhere reads the tokens after the last
+    snapshot before that again.
 
     Attributes:
-        source, target: the memories that a run reads and writes.
+        source, target: the blocks that a run reads and writes.
     """
 
     def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
         """Begin with the states after `position` tokens, possibly shared; None: with zeros."""
         self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
-        self._shared, self._several = True, False  # several: the last run had more than one token
+        self._shared, self._several = True, False  # whether others need `target`; whether the last run had many tokens
 
     def prepare(self, length: int, count: int) -> None:
         """Prepare to advance the states from `length` tokens by `count` more."""
@@ -108,7 +109,7 @@ class RecurrentState:
         self._position, self._shared, self._several = length + count, False, count > 1
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Add a snapshot; beyond the limit, drop the one that saves least for its distance from the end."""
+        """Add a snapshot; above SNAPSHOTS, drop the one that saves the fewest tokens for its distance from the end."""
         if snapshot.position in (0, *(kept.position for kept in self._snapshots)):
             return
         self._snapshots.append(snapshot)
@@ -121,17 +122,17 @@ class RecurrentState:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Addresses of the memories that a run reads and writes."""
+        """Addresses of the blocks that a run reads and writes."""
         return self._layout.address(self.source), self._layout.address(self.target)
 
     def after(self, length: int) -> np.ndarray | None:
-        """Return the states after `length` tokens, uint8, if they are known; valid until this advances."""
-        memories = [memory for position, memory in self._snapshots if position == length]
-        found = self.target if length == self._position else memories[0] if memories else None
-        return None if found is None else self._layout.content(found)
+        """Return the states after `length` tokens, uint8, valid until the next run; None if they are unknown."""
+        blocks = [memory for position, memory in self._snapshots if position == length]
+        block = self.target if length == self._position else blocks[0] if blocks else None
+        return None if block is None else self._layout.content(block)
 
     def knows(self, length: int) -> bool:
-        """Tell whether the states after `length` tokens are known."""
+        """Return whether the states after `length` tokens are known."""
         return length in (self._position, *(kept.position for kept in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:
@@ -147,7 +148,7 @@ class RecurrentState:
         return twin
 
     def truncate(self, length: int) -> int:
-        """Go back to the last known place within the first `length` tokens; returns it."""
+        """Go back to the last known states within the first `length` tokens; return how many tokens they have read."""
         if length != self._position:
             self._snapshots = [kept for kept in self._snapshots if kept.position <= length]
             last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)

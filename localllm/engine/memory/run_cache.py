@@ -1,4 +1,4 @@
-"""The keys and values of a single run: all layers share the same place, one after the other."""
+"""The keys and values of a single run: layers run one after the other and use the same memory."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from localllm.kernels.arguments import PAGE
 
 
 class RunCache(KVCache):
-    """A cache of `pages` pages."""
+    """A KV cache that is valid during one run only."""
 
     def __init__(self, states: Sequence[State], pages: int, kv_type: KVType, operations: Sequence[Operation]):
-        """Allocate; operations: of the model. Where a layer reads an earlier one's keys, each has its own place."""
+        """Allocate `pages` pages; no memory is shared if one of the operations reads the keys of an earlier layer."""
         attends = [operation for operation in operations if isinstance(operation, Attend)]
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
     def _reserve(self, size: int) -> Reserved:
-        """Reserve memory any of which may be touched: runs do not announce their pages."""
+        """Reserve memory that is usable as a whole: runs do not announce their pages."""
         return Reserved(size)
 
     def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:

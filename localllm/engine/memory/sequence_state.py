@@ -1,4 +1,4 @@
-"""The state that a backend keeps for a sequence, also with recurrent layers."""
+"""The state that a backend keeps for a sequence: its cache pages and recurrent states."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
@@ -14,27 +14,28 @@ class SequenceState(Protocol):
     """The state of one sequence."""
 
     def prepare(self, length: int, count: int) -> None:
-        """Prepare for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Make room for `count` tokens after the first `length`. Raises MemoryLimitError."""
 
     def fork(self, length: int) -> "SequenceState":
         """Create a state that shares the first `length` tokens."""
         ...
 
     def truncate(self, length: int) -> int:
-        """Drop all but the first `length` tokens; returns how many remain, which may be fewer."""
+        """Drop all but the first `length` tokens; return how many remain, which may be fewer."""
         ...
 
     def shift(self, keep: int, count: int) -> int:
-        """Drop `count` tokens after the first `keep`; returns how many remain, which may be none.
+        """Drop `count` tokens after the first `keep`; return how many remain, which may be none.
 
-        Keys of later tokens are unchanged: the backend rotates them.
+        Keys of later tokens stay unchanged: the backend rotates them afterwards.
         """
         ...
 
     def append_from(self, source: Self, first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another state of this kind, from position `first` on, after the first `length`.
 
-        Keys are unchanged: the backend rotates them. False if the other state lacks some. Raises MemoryLimitError.
+        Keys are copied unchanged: the backend rotates them afterwards. Return False if the other state lacks some of
+        the tokens. Raises MemoryLimitError.
         """
         ...
 
@@ -57,19 +58,19 @@ class PagedStore(SequenceState, Protocol):
     def addresses(self) -> tuple[int, int, int]: ...
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List the names, for `part`, of what is stored for tokens `first` to `last`; `first` begins a page."""
+        """List the names of the parts that store tokens [first, last), see `part`; `first` begins a page."""
         ...
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
-        """Copy a part, uint8."""
+        """Copy a part of the state of tokens [first, last), uint8."""
         ...
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert the tokens `first` to `last` of another state. Raises MemoryLimitError, ValueError."""
+        """Insert tokens [first, last) from parts of another state. Raises MemoryLimitError, ValueError."""
 
 
 class HybridState:
-    """Pages and recurrent states; both go back to where both can."""
+    """Cache pages and recurrent states; `truncate` goes back to where both can."""
 
     def __init__(self, pages: PageTable, states: RecurrentState):
         self._pages, self._states = pages, states
@@ -88,7 +89,7 @@ class HybridState:
         self._states.prepare(length, count)
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List as PageTable does, and the recurrent states after `last` tokens, if they are known."""
+        """List PageTable's parts, and "states" if the recurrent states after `last` tokens are known."""
         return [*self._pages.parts(first, last), *(["states"] if self._states.knows(last) else [])]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
@@ -99,7 +100,7 @@ class HybridState:
         return states
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert as PageTable does; the sequence can continue only from where there are recurrent states."""
+        """Insert as PageTable does; a sequence can continue only from a `last` whose parts include "states"."""
         self._pages.put(first, last, parts)
         if "states" in parts:
             self._states.put(last, parts["states"])
@@ -123,7 +124,7 @@ class HybridState:
 
 
 class PrefixChunk(NamedTuple):
-    """The tokens `first` to `last` of a prompt, and their key in the cache."""
+    """Tokens [first, last) of a prompt, and the key of their file in the cache."""
 
     key: str
     first: int
@@ -131,10 +132,10 @@ class PrefixChunk(NamedTuple):
 
 
 class StoredPrefix(NamedTuple):
-    """The stored state of a prompt's or conversation's first tokens.
+    """The chunks on disk that hold the first tokens of a prompt or conversation.
 
     Attributes:
-        has_logits: whether they include the logits after the last token: they are the whole prompt.
+        has_logits: whether the logits after the last token are stored, too: then `ids` is the whole prompt.
     """
 
     ids: Ids[int]

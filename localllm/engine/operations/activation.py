@@ -1,4 +1,4 @@
-"""Activations: what operations read and make, and which tokens of a run they have a row for."""
+"""Activations: the values that operations read and make, and the tokens of a run that they have rows for."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ALL, WANTED = Rows("all"), Rows("wanted")
 
 @dataclass(frozen=True, eq=False)
 class Routed(Rows):
-    """A row for every expert that a token goes to, in the order of the experts; their number is known in the run."""
+    """A row for each pair of token and expert, sorted by expert; how many there are is known only during a run."""
 
     routing: Routing
     of: Rows  # the tokens
@@ -27,7 +27,7 @@ class Routed(Rows):
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """Float32 [rows, columns], somewhere."""
+    """A value of the graph: float32 [rows, columns]. Lowering gives it memory."""
 
     rows: Rows
     columns: int
@@ -35,7 +35,7 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class RoutedActivation(Activation):
-    """The experts that tokens go to: a column for each."""
+    """The experts that tokens are routed to: a column for each of a token's experts."""
 
     routed: Routed
 
@@ -54,5 +54,5 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 def last_uses(operations: Iterable[AnyNode]) -> dict[Activation, AnyNode]:
-    """Find the operation after which each activation is not needed any more."""
+    """Return for each activation the last operation that reads it."""
     return {x: operation for operation in operations for x in operation.inputs}

@@ -1,4 +1,4 @@
-"""Attention and its KV cache: what all targets share; each computes scores in its own way."""
+"""Attention and writes to the KV cache: the parts that all targets share; each target has its own kernels."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,10 +38,12 @@ class AttentionSteps(NamedTuple):
 
 @operation
 class Attend(StateOperation):
-    """softmax(q k^T * scale) v; inputs: queries, new keys and values where there are some, then what is chosen.
+    """softmax(q k^T * scale) v.
+
+    The inputs are queries, new keys and values if the layer writes some, and the selected keys if keys are selected.
 
     Attributes:
-        sinks: float32 [heads].  choices: how many choices of keys there are, for all heads or for each group.
+        sinks: float32 [heads].  choices: how many selections of keys there are: 1 for all heads, or one per group.
         The others are those of localllm.arch.verbs.Scores.
     """
 
@@ -62,11 +64,11 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Return whether new keys go to the cache; else an earlier layer has filled it."""
+        """Whether the layer writes new keys to the cache; else it reads those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: Steps) -> AttentionSteps:
-        """Append the steps that store new keys and values, and rotate them and the queries if the cache is rotated."""
+        """Append the steps that store new keys and values; with Hadamard rotations, rotate them and the queries."""
         inputs, state = list(self.inputs), self.state
         chosen = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
@@ -98,7 +100,7 @@ class Attend(StateOperation):
         return AttentionSteps(state, sides, self.heads, arguments, reads, y)
 
     def finish(self, steps: Steps, attention: AttentionSteps) -> None:
-        """Append the steps that rotate results back."""
+        """Append the step that undoes the Hadamard rotation of the results."""
         state, rows = attention.state, self.output.rows
         results = Activation(rows, self.heads * state.value_dim)
         rotate(steps, results, state.rotations(steps.cache.kv_type)[1], attention.y, attention.y)
@@ -116,12 +118,12 @@ class WriteKV(StateOperation):
 
 
 def reach_of(biases: np.ndarray | None) -> int:
-    """Return how far from a query, on each side, positions have biases of their own."""
+    """Return up to which distance positions have biases of their own."""
     return 0 if biases is None else biases.shape[1] // 2
 
 
 def pad_biases(biases: np.ndarray) -> np.ndarray:
-    """Repeat the first and the last one 16 times, so that any 16 numbers in a row can be read."""
+    """Repeat the first and the last bias 16 times, so that kernels can read 16 numbers at once: float32."""
     return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
 
 
@@ -180,7 +182,7 @@ class AttentionReference(Computing, RowwiseVerbs):
         return np.concatenate(results).astype(np.float32)
 
     def _add_bias(self, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
-        """Scale products, and add what depends on distances."""
+        """Scale scores, and add the terms that depend on distances."""
         s *= np.float32(scores.scale)
         s = self.softcap(s, scores.softcap) if scores.softcap else s
         distance = self.positions[rows, None] - np.arange(s.shape[3])
@@ -196,7 +198,7 @@ class AttentionReference(Computing, RowwiseVerbs):
     def _mask(
         self, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
     ) -> tuple[Array, Array | np.bool]:
-        """Hide the keys that tokens do not see; and whether they see any, where keys were chosen."""
+        """Set the scores of hidden keys to -inf; also return whether a token sees any key, if keys were selected."""
         keys, positions = s.shape[3], self.positions[rows, None]
         distance = positions - np.arange(keys)
         window = positions % state.window + 1 if state.chunked and state.window else state.window
@@ -209,7 +211,7 @@ class AttentionReference(Computing, RowwiseVerbs):
             hidden |= self.windows[:, None] != self.windows
         sees: Array | np.bool = np.True_
         hidden = hidden[:, None, None]
-        if scores.chosen is not None:  # of all heads alike, or of each group of them
+        if scores.chosen is not None:  # one selection for all heads, or one for each group
             bits = unpack_bits(scores.chosen[rows].reshape(-1, -(-self._context // 32)), keys)
             bits = bits.reshape(len(span.ids), -1, 1, keys)
             hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
@@ -222,12 +224,12 @@ class AttentionReference(Computing, RowwiseVerbs):
 
 
 def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
-    """Compute weights from scores, and the logarithms of the sums that they were divided by."""
+    """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
     nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
     s -= top
     weights = np.exp(s, out=s)
     total = weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
-    total = np.where(sees, total, np.float32(np.nan))  # where scores of choices were no numbers
+    total = np.where(sees, total, np.float32(np.nan))  # no key was selected because an indexer's score was NaN
     weights /= total
     return weights, np.log(total) + top if scores.logs else total

@@ -12,7 +12,7 @@ from localllm.errors import ModelError
 
 @operation
 class SliceColumns(Operation):
-    """Columns from `first` on of each of the groups that a row consists of."""
+    """Some columns, from `first` on, of each of `groups` equal groups of a row."""
 
     VERB = "slice_columns"
 
@@ -29,7 +29,7 @@ class SliceColumns(Operation):
 
 @operation
 class ConcatHeads(Operation):
-    """Head by head the columns of two activations; shared: all heads get the same of the second."""
+    """The columns of two activations, interleaved by head; shared: every head gets the same columns of the second."""
 
     VERB = "concat_heads"
 
@@ -63,7 +63,7 @@ class HeadDots(Operation):
 
 @operation
 class MixStreams(Operation):
-    """Weighted sums of concatenated streams."""
+    """Weighted sums of `streams` residual streams, which are side by side in a row."""
 
     VERB = "mix_streams"
 

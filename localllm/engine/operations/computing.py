@@ -1,4 +1,4 @@
-"""Shared helpers to compute operations in NumPy: the spans of a run, and matrices in float32."""
+"""Shared helpers of the NumPy reference: the spans of a run, and matrices in float32."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -22,10 +22,10 @@ class Observer(Protocol):
 
 
 class Computing:
-    """A builder that computes, without verbs. One for each run. Activations are float32 [tokens, columns].
+    """The base of the NumPy builder, without verbs. One for each run. Activations are float32 [tokens, columns].
 
     Attributes:
-        windows: of a run that is an image, the number of each row's window.
+        windows: the number of each row's attention window, in a run that is an image.
     """
 
     windows: np.ndarray | None = None
@@ -34,10 +34,10 @@ class Computing:
         self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """Prepare to compute some spans, as Program.run takes them; their stores are ReferenceCaches.
+        """Prepare a run of spans, see Program.run; their stores are ReferenceCaches.
 
-        context: the most tokens of a sequence.  matrices: those dequantized so far, by name and first row.  observer:
-        gets the inputs of each matrix.
+        context: the most tokens of a sequence.  matrices: a cache of dequantized ones, by name and first row.
+        observer: is told the inputs of each matrix.
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
@@ -55,7 +55,7 @@ class Computing:
         return self._matrices[key]
 
     def ignore(self, *weights: Weight | None) -> None:
-        """Do nothing: tensors are accounted for when a model is recorded."""
+        """Do nothing: only the recorder checks which tensors are used."""
 
     def _rows(self) -> Iterator[tuple[Span, slice]]:
         """Yield each span with the rows of its tokens."""
@@ -65,7 +65,7 @@ class Computing:
     def _by_sequence(
         self, state: Recurrent, number: int, of_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Return the outputs of of_sequence(state, *inputs) -> (state, outputs) for the rows of each sequence."""
+        """Call of_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows; return all outputs."""
         results = []
         for span, rows in self._rows():
             old = span.store.state(state.layer, number, state.shapes[number])

@@ -1,4 +1,4 @@
-"""Operations over the last tokens of a sequence: convolutions and means, whose state are those tokens."""
+"""Operations over the last tokens of a sequence: convolutions and means. Their state is the rows of those tokens."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ class GatedMean(ScanOperation):
 
     Attributes:
         places: float32 [taps, columns], added to the gates.
-        stretches: of taps, with columns of their own.
+        stretches: equal parts of the taps, each of which reads columns of its own.
     """
 
     VERB = "gated_mean"
@@ -72,7 +72,7 @@ class ConvolutionVerbs(Recording):
         return self._convolve(x, state, number, taps, bias, silu)
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Record a convolution with two taps, of which the last counts nothing."""
+        """Record a convolution with the taps 1 and 0: the row of the previous token."""
         require_columns("x", x, state.shapes[number][1])
         return self._convolve(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
 

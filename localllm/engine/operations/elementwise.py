@@ -1,7 +1,7 @@
 """Operations on single rows that keep the number of columns.
 
-The meaning of most is a formula in localllm.arch.verbs, and a row in localllm.kernels.verbs names their kernels: those
-need nothing here. Others have tensors of the file or sizes, which are checked and kept.
+Most are a formula in localllm.arch.rowwise_verbs and a row in localllm.kernels.verbs that names their kernels; they
+need nothing here. The classes here are for the others, which have tensors of the file or sizes to check.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from localllm.kernels.verbs import ROWWISE
 
 
 class Rowwise(Operation):
-    """An operation with a row in localllm.kernels.verbs; it may write over what it reads."""
+    """An operation with a row in localllm.kernels.verbs; some may write over their input."""
 
     def argument(self, name: str) -> float | np.ndarray:
         """Return the kernel's argument of that name."""
@@ -44,7 +44,7 @@ class Rowwise(Operation):
 
 @operation
 class Elementwise(Rowwise):
-    """A verb that is a formula and a row, with its numbers by their names."""
+    """A verb defined by a formula and a row; numbers: its scalar arguments by name."""
 
     function: str
     numbers: Mapping[str, float]
@@ -62,7 +62,7 @@ class Norm(Rowwise):
     """A norm of each `group` columns.
 
     Attributes:
-        vector: float32 [columns], which it multiplies with.  weight: the tensor of these numbers, if there is one.
+        vector: float32 [columns], multiplies the result.  weight: the tensor that it is from; None if it is all ones.
     """
 
     vector: np.ndarray
@@ -153,7 +153,7 @@ class Softplus(Rowwise):
 
 @operation
 class AddVector(Operation):
-    """x + vector, float32 [columns]: the kernel that adds activations, with one row for all tokens."""
+    """x + vector, float32 [columns]. Its kernel is the one that adds activations, with one row for all tokens."""
 
     VERB = "add_vector"
 
@@ -185,7 +185,7 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
         return self._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
 
     def _factors(self, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
-        """Return a norm's weights, float32 [columns]; the weight has the numbers of a row or of a group."""
+        """Return a norm's weights, float32 [columns]; the tensor has the weights of a row or of a group."""
         if columns % (group or columns):
             raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
         if weight is None:
@@ -296,13 +296,13 @@ class ElementwiseReference(Computing, RowwiseVerbs):
 
 
 def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
-    """Cut rows into groups, float64 [tokens, groups, columns of a group]; None: a row is one."""
+    """Cut rows into groups of `group` columns, float64 [tokens, groups, columns of a group]; None: one per row."""
     columns = group or x.shape[1]
     return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
 
 
 def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Divide by the roots of the squares."""
+    """Divide groups by the square roots of `squares`."""
     with np.errstate(invalid="ignore"):
         return groups / np.sqrt(squares)
 

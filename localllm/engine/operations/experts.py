@@ -1,4 +1,4 @@
-"""Operations of mixtures of experts, and of heads that are treated like experts, each with its own matrix."""
+"""Operations of mixtures of experts, and of heads with a matrix each, which are computed like experts."""
 
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "gr
 
 
 class Planned(Operation):
-    """An operation whose output says which experts tokens go to, with the steps that give experts their rows."""
+    """An operation that routes tokens to experts, with the step that sorts a run's rows by expert."""
 
     output: RoutedActivation
 
     def plan_experts(self, steps: Steps, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
-        """Append the steps that sort rows by expert."""
+        """Append the step that sorts rows by expert; chosen: experts of each token, int64; weights: float32."""
         choice = self.output
         routing = choice.routed.routing
         most, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
@@ -41,11 +41,11 @@ class Planned(Operation):
 
 @operation
 class Route(Planned):
-    """The choice of experts.
+    """The selection of experts by a router's logits.
 
     Attributes:
-        bias: float32 [experts], counts in the choice only.
-        table: int64 [vocab, used], where tokens go by their ids.
+        bias: float32 [experts], affects the selection but not the weights.
+        table: int64 [vocab, used], experts by token id, which replace the selection.
     """
 
     VERB = "route"
@@ -68,7 +68,7 @@ class Route(Planned):
 
 
 class EveryHead(Planned):
-    """Apply matrices per head as experts, with every token routed to all of them."""
+    """The routing of every token to all heads, for a matrix per head that is computed like an expert's."""
 
     VERB = "every_head"
 
@@ -78,7 +78,7 @@ class EveryHead(Planned):
 
 
 class ChoiceOperation(Operation):
-    """An operation on an activation and the choice of experts, its second input."""
+    """An operation whose inputs are an activation and the selection of experts."""
 
     @property
     def choice(self) -> RoutedActivation:
@@ -88,7 +88,7 @@ class ChoiceOperation(Operation):
 
 
 class Gather(ChoiceOperation):
-    """A row for each expert of a token."""
+    """A copy of a token's row for each of its experts."""
 
     VERB = "gather"
 
@@ -102,7 +102,7 @@ class Gather(ChoiceOperation):
 
 
 class ToHeads(ChoiceOperation):
-    """A row for each head: other columns of a token."""
+    """A row for each head: the head's columns of a token's row."""
 
     VERB = "to_heads"
 
@@ -127,7 +127,7 @@ class FromHeads(ChoiceOperation):
 
 
 class Scatter(ChoiceOperation):
-    """The weighted sum of a token's rows."""
+    """The sum of a token's rows, weighted by the router."""
 
     VERB = "scatter"
 
@@ -142,12 +142,12 @@ class Scatter(ChoiceOperation):
 
 
 class ExpertLinear(Product, ChoiceOperation):
-    """The product of each row with the matrix of its expert; each target has its own steps."""
+    """The product of each row with its expert's matrix; each target lowers it itself."""
 
     VERB = "expert_linear"
 
     def add_bias(self, steps: Steps) -> None:
-        """Add to every row of the output the bias of its expert, if there is one."""
+        """Append the step that adds its expert's bias to every row of the output, if there are biases."""
         if self.bias is None:
             return
         x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)
@@ -160,7 +160,7 @@ class ExpertLinear(Product, ChoiceOperation):
 
 @operation
 class AddExpertSquares(ChoiceOperation):
-    """Add the squares of what each expert's matrix meets to its sums, and the number of rows to its count.
+    """Add the squares of each expert's input rows to its sums, and the number of rows to its count.
 
     Attributes:
         sums: float32 [matrices, columns padded to 16].  counts: int64 [matrices].
@@ -199,7 +199,7 @@ class ExpertVerbs(Recording):
         return choice
 
     def _experts(self, table: Weight, routing: Routing) -> np.ndarray:
-        """Return the table of experts by token id, int64 [vocab, used], and mark it as used."""
+        """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
         self._used.add(table.name)
         experts = table.shaped(self._vocab_size, routing.used).whole()
         if experts.min() < 0 or experts.max() >= routing.experts:
@@ -227,7 +227,7 @@ class ExpertVerbs(Recording):
         return self._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Record the product of each head's columns as one of experts."""
+        """Record the product of each head's columns with the head's matrix, in the way of experts."""
         heads = weight.shape[0]
         if x.columns % heads or weight.bias or weight.scale:
             raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
@@ -237,7 +237,7 @@ class ExpertVerbs(Recording):
         return self._add(FromHeads((y, every), Activation(x.rows, heads * y.columns)))
 
     def _every_head(self, heads: int, rows: Rows) -> RoutedActivation:
-        """Return heads as experts, to all of which every token goes: planned once."""
+        """Return the routing of every token to all heads, recorded once per number of heads."""
         if (heads, rows) not in self._heads:
             choice = RoutedActivation(rows, heads, Routed("heads", Routing(heads, heads), rows))
             self._add(EveryHead((), choice))
@@ -246,7 +246,7 @@ class ExpertVerbs(Recording):
 
 
 class ChosenExperts(NamedTuple):
-    """The experts that tokens go to, int64 [tokens, used], with weights float32 [tokens, used]."""
+    """The experts that tokens are routed to, int64 [tokens, used], and their weights, float32 [tokens, used]."""
 
     experts: np.ndarray
     weights: np.ndarray
@@ -254,7 +254,7 @@ class ChosenExperts(NamedTuple):
 
 
 class ExpertReference(Computing):
-    """The verbs in NumPy; rows for experts are in the order of the tokens."""
+    """The verbs in NumPy; rows for experts are sorted by token, not by expert."""
 
     def route(
         self, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None

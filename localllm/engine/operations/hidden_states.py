@@ -1,4 +1,4 @@
-"""Operations that exchange rows with the caller of a run: image embeddings, hidden states for draft heads."""
+"""Operations that exchange rows with the caller of a run: image embeddings, and hidden states for draft heads."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -14,10 +14,11 @@ from localllm.engine.operations.operation import Operation, operation
 
 
 class HiddenStateTap(NamedTuple):
-    """Hidden states exported to a draft head, and the buffer they are written to: float32 [BATCH, columns or more].
+    """The hidden states that are exported to a draft head.
 
     Attributes:
-        layers: whose inputs these are, side by side; if there are none, the model's last hidden state.
+        memory: the buffer that they are written to, float32 [BATCH, columns or more].
+        layers: whose inputs are exported, side by side; none: the model's last hidden state.
     """
 
     memory: np.ndarray
@@ -95,7 +96,7 @@ class HiddenStateReference(Computing):
     """The verbs in NumPy.
 
     Attributes:
-        entered: what goes into the layers that are keys there already.  revealed: the last hidden state.
+        entered: by layer, its input; the caller puts in the layers that it wants.  revealed: the last hidden state.
     """
 
     reveals = False
@@ -104,7 +105,7 @@ class HiddenStateReference(Computing):
     _parts: list[Array] | None
 
     def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
-        """Return an image's rows, for a run that is one image."""
+        """Return an image's rows if the run is one image, else the tokens' embeddings."""
         (seen,) = {span.seen for span in self._spans}
         self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]

@@ -1,4 +1,4 @@
-"""Operations that select which keys tokens see, by the scores of an indexer."""
+"""Operations that select the keys that a token attends to, by the scores of an indexer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,10 +19,13 @@ Score = Callable[[Array, Array, slice], Array]
 
 @operation
 class SelectKeys(StateOperation):
-    """The keys that tokens see, the same for all heads; inputs: queries, keys, and weights of heads if there are some.
+    """The selection of keys that a token attends to, the same for all heads, as bits.
+
+    The inputs are the indexer's queries, its keys, and weights of its heads if it has some.
 
     Attributes:
-        most: keys, or blocks of them.  block: positions of a block.  heads: of the indexer, or groups of heads.
+        most: how many keys are selected, or blocks of keys.  block: positions of a block.
+        heads: of the indexer, or groups of heads.
     """
 
     VERB = "select_keys"
@@ -34,9 +37,9 @@ class SelectKeys(StateOperation):
     heads: int
 
     def prepare(self, steps: Steps) -> tuple[dict[str, object], list[Buffer], Buffer, str]:
-        """Append the steps that store the index's new keys.
+        """Append the steps that store the indexer's new keys.
 
-        Returns arguments of the kernel that selects, what it reads and writes, and the kernel.
+        Return the arguments of the kernel that selects, the buffers that it reads, its output, and its name.
         """
         (q, k, *_), index = self.inputs, self.state
         side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
@@ -50,7 +53,7 @@ class SelectKeys(StateOperation):
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
     def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
-        """Return this kernel's additional arguments, and those of them that it reads."""
+        """Return this kernel's additional arguments, and the buffers among them."""
         arguments: dict[str, object] = {"heads": self.heads}
         if weights := [steps.buffers[x] for x in self.inputs[2:]]:
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
@@ -59,7 +62,7 @@ class SelectKeys(StateOperation):
 
 @operation
 class SelectKeyBlocks(SelectKeys):
-    """The keys that each group of heads sees, in blocks; local: the last ones, always among them."""
+    """The selection of blocks of keys for each group of heads; local: how many last blocks are always selected."""
 
     VERB = "select_key_blocks"
     KERNEL = "select_key_blocks"
@@ -92,7 +95,7 @@ class KeySelectionVerbs(Recording):
 
 
 def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
-    """Return how many heads queries have. Raises ModelError for what does not fit the index."""
+    """Return how many heads the queries have. Raises ModelError for columns that do not fit the indexer."""
     heads, rest = divmod(q.columns, index.key_dim)
     if k.columns != index.key_dim or rest:
         raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
@@ -100,7 +103,7 @@ def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
 
 
 class Selection(NamedTuple):
-    """The limits of a selection of key blocks, see localllm.arch.verbs."""
+    """The limits of a selection of key blocks, see SelectKeyBlocks."""
 
     most: int
     block: int
@@ -139,9 +142,9 @@ class KeySelectionReference(Computing):
         self, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
         selection: Selection,
     ) -> Array:  # fmt: skip
-        """Return the bits of the selected keys of each group.
+        """Return a bit per key for each group, uint32 [tokens, words].
 
-        scores: of (queries, keys, rows of the run), [tokens, groups, keys]; of_blocks: those of blocks made of them.
+        scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: makes the scores of blocks of them.
         """
         count, block, groups, local = selection
         selected = np.zeros((len(q), groups, -(-self._context // 32) * 32), bool)
@@ -162,5 +165,5 @@ class KeySelectionReference(Computing):
 
 
 def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the first bits of rows of numbers, bool [rows, count]."""
+    """Return the first `count` bits of rows of words, bool [rows, count]."""
     return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)

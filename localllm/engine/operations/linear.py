@@ -19,7 +19,7 @@ class Linear(Product):
 
 @operation
 class AddSquares(Operation):
-    """Add the squares of what a matrix meets to `sums`, float32 [columns padded to 16]."""
+    """Add the squares of a matrix's input to `sums`, float32 [columns padded to 16]."""
 
     VERB = "add_squares"
 
@@ -32,7 +32,7 @@ class AddSquares(Operation):
 
 
 class LinearVerbs(ElementwiseVerbs):
-    """The verb as a recorder has it."""
+    """The recorder's implementation of the verb."""
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
         rows, columns = self._matrix(weight)
@@ -49,12 +49,12 @@ class LinearReference(Computing):
     """The verb in NumPy."""
 
     def linear(self, x: Array, weight: Weight) -> Array:
-        if self._observer and not weight.first_row:  # other rows of the matrix meet the same
+        if self._observer and not weight.first_row:  # the input is observed once for all parts of a matrix
             self._observer.add(weight.name, x)
         return with_bias(x @ self.matrix(weight).T, weight)
 
 
 def with_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
-    """Apply a matrix's scale and its bias, if it has them, to the rows that it makes."""
+    """Apply a matrix's scale and bias, if it has them, to the product's rows."""
     y = y * np.float32(weight.scale.number()) if weight.scale else y
     return y + weight.bias.vector() if weight.bias else y

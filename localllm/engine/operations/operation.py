@@ -1,7 +1,7 @@
 """The base of all operations: a frozen record of one verb's arguments, with the code that lowers it to steps.
 
-A family of operations has a file here: the records, the verbs that write them down (their shape rules), what they mean
-in NumPy, and their lowering. localllm.engine.operations.registry lists them all.
+Each family of operations has a file in this folder with its records and their lowering, the verbs that check shapes and
+record them, and a NumPy reference. localllm.engine.operations.registry lists them all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ Crossing = Mapping[Activation, np.ndarray]  # activations that cross between tar
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 def operation(kind: type[T]) -> type[T]:
-    """Make a frozen class whose instances are equal only to themselves: a program may do the same twice."""
+    """Make a frozen class whose instances equal only themselves: a graph may contain the same operation twice."""
     kind.__eq__, kind.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign]
     return frozen(kind)
 
 
 @operation
 class Operation:
-    """One verb, with everything that it was given.
+    """One verb with its arguments.
 
     Attributes:
-        inputs: activations that it reads, and forms of the first one that its target has put there.
+        inputs: activations that it reads; then converted forms of the first one, which a target's pass has added.
         output: the activation that it makes.
     """
 
@@ -47,9 +47,9 @@ class Operation:
         return self.VERB
 
     def lower(self, steps: Steps, target: Target) -> None:
-        """Append the steps. Targets do some verbs in their own way instead (`Target.verbs`).
+        """Append the steps, for targets that do not lower this verb themselves (`Target.verbs`).
 
-        Raises NotImplementedError, which says what is missing where.
+        Raises NotImplementedError, which names the file that lacks the verb.
         """
         raise NotImplementedError(where(self.verb))
 
@@ -63,18 +63,18 @@ class MatrixOperation(Operation):
 
 @operation
 class StateOperation(Operation):
-    """An operation that reads or changes a layer's state of a sequence."""
+    """An operation that reads or changes the state that a layer keeps of a sequence."""
 
     state: State
 
 
 @operation
 class Product(MatrixOperation):
-    """A product with a matrix, or with those of experts.
+    """A product with a matrix, or with the matrices of experts.
 
     Attributes:
-        bias: float32, of each row that the product makes; None for none.
-        is_stored: whether keys or values are computed from its output, which takes more precision.
+        bias: float32, added to each row of the product; None: no bias.
+        is_stored: whether keys or values are computed from its output, which needs more precision.
     """
 
     bias: np.ndarray | None
@@ -83,11 +83,11 @@ class Product(MatrixOperation):
 
 @operation
 class ActivationForm(Operation):
-    """Its input in another form for products, as integers say; a target puts it in front of those that need it.
+    """The conversion of its input to another form for matrix products, such as integers; inserted by a target's pass.
 
     Attributes:
-        form: the verb of the target that makes it.
-        exact: whether some product needs both planes of panels.
+        form: the target's verb that converts.
+        exact: whether a product needs both planes of panels.
     """
 
     form: str
@@ -104,9 +104,8 @@ def lower_operations(
 ) -> Steps:  # fmt: skip
     """Lower operations in order.
 
-    imported: activations that another target computes, and where they are; exported: activations for another target,
-    and the addresses to write them to. Without them the last operation makes the logits, which are returned. Raises
-    UnsupportedError.
+    imported: activations that another target computes, and their memory; exported: activations for another target, and
+    the memory to write them to; if empty, the last operation's output is the logits. Raises UnsupportedError.
     """
     steps = Steps(target, places, last_uses(operations))
     for x, rows in (imported or {}).items():
@@ -121,7 +120,7 @@ def lower_operations(
 
 
 def lower(steps: Steps, operation: Operation, target: Target) -> None:
-    """Append the steps of an operation. Raises NotImplementedError, which says what is missing where."""
+    """Append the steps of an operation. Raises NotImplementedError, which names the file that lacks the verb."""
     if own := target.verbs.get(operation.verb):
         own(steps, operation, target)
     else:

@@ -1,4 +1,4 @@
-"""Operations that depend on tokens' positions: rotary embeddings, and scales that grow with the distance."""
+"""Operations that depend on tokens' positions: rotary embeddings, and scales that grow with the position."""
 
 import numpy as np
 
@@ -13,17 +13,17 @@ from localllm.engine.operations.recording import Recording
 from localllm.engine.run import Span
 from localllm.errors import ModelError
 
-LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
+LEAST_DIVISOR = 1e-3  # least divisor of RoPE frequencies; those of known models are at least 0.9
 
 
 @operation
 class Rotate(Operation):
-    """Each head's pairs of numbers rotated by position * frequency.
+    """RoPE: rotates each head's pairs of numbers by position * frequency.
 
     Attributes:
-        factors: the tensor of the divisors of the speeds, if there is one.  divisors: its numbers.
-        table: the address of cosines and sines that the caller writes, float32 [tokens, 2, pairs]; None: a run's
-            positions say them.
+        factors: the tensor that frequencies are divided by, if there is one.  divisors: its numbers.
+        table: cosines and sines that the caller writes, float32 [tokens, 2, pairs]; None: a step computes them from
+            the run's positions.
     """
 
     VERB = "rope"
@@ -44,7 +44,7 @@ class Rotate(Operation):
         steps.row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
 
     def _angle_table(self, steps: Steps) -> Buffer:
-        """Return cosines and sines of the run's positions, made once for all layers with the same RoPE."""
+        """Return the buffer of the angles of a run, which one step computes for all layers with the same RoPE."""
         rope, divisors = self.rope, self.divisors
 
         def make() -> Buffer:
@@ -89,7 +89,7 @@ class PositionVerbs(Recording):
         return self._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
-        """Return the table of a Rotate."""
+        """Return the `table` of a Rotate: none here; recorders of image rows have one."""
         return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
@@ -105,7 +105,7 @@ class PositionVerbs(Recording):
 
 
 def require_divisors(name: str, divisors: np.ndarray) -> None:
-    """Raise ModelError for factors of a rotation's speeds that no model has."""
+    """Raise ModelError for divisors of RoPE frequencies that are too small or negative."""
     if divisors.min() < LEAST_DIVISOR:
         raise ModelError(f"tensor {name} should have positive numbers, has {divisors.min()}")
 
@@ -127,7 +127,7 @@ class PositionReference(Computing):
         return y.reshape(x.shape)
 
     def _turns(self, rope: Rope, positions: Array) -> Array:
-        """Return the positions by which pairs turn, [tokens, pairs or 1]."""
+        """Return the position by which each pair rotates, [tokens, pairs or 1]."""
         if positions is not self.positions:
             return positions[:, None]
         turns = [positions_of(span) for span in self._spans]
@@ -141,7 +141,7 @@ class PositionReference(Computing):
 
 
 def positions_of(span: Span) -> np.ndarray:
-    """Return positions by time, height and width, of its tokens: int64 [tokens, 3]."""
+    """Return the RoPE positions of a span's tokens by time, height and width: int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:
         turns: np.ndarray = span.seen.mrope_positions(span.ids, place)

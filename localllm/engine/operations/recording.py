@@ -1,4 +1,4 @@
-"""Shared helpers to record operations: a list of them, and checks of tensors."""
+"""Shared helpers of the recorder: the list of operations, and checks of tensors."""
 
 from math import prod
 
@@ -14,7 +14,7 @@ MISFIT = "the model's tensors do not fit together"
 
 
 class Recording:
-    """A builder that writes down, without verbs.
+    """The base of the recording builder, without verbs.
 
     Attributes:
         operations: in the order in which they were recorded.
@@ -31,7 +31,7 @@ class Recording:
 
     @property
     def _words(self) -> int:
-        """The numbers of 32 bits that have one for each position."""
+        """How many words of 32 bits have a bit for each position of the context."""
         return -(-self._context // 32)
 
     def _add(self, operation: Operation) -> Activation:
@@ -42,7 +42,7 @@ class Recording:
         self._used |= {weight.name for weight in weights if weight}
 
     def _matrix(self, weight: Weight) -> tuple[int, int]:
-        """Return rows and columns of a matrix, which is used now."""
+        """Return rows and columns of a matrix, and mark it as used. Raises ModelError if it is none."""
         self._used.add(weight.name)
         if len(weight.shape) != 2:
             raise ModelError(f"tensor {weight.name} should be a matrix, has the shape {list(weight.shape)}")
@@ -58,20 +58,20 @@ class Recording:
         return vector
 
     def _vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
-        """Return a bias for each expert, float32 [experts, columns]; it is used now."""
+        """Return a bias for each expert, float32 [experts, columns], and mark it as used."""
         if weight.shape != (experts, columns):
             raise ModelError(f"tensor {weight.name} should have the shape {[experts, columns]}")
         return self._vector(weight.flat(), experts * columns).reshape(experts, columns)
 
     def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-        """Return a small tensor's numbers, float32, which is used now. Dimensions of 1 do not count."""
+        """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored."""
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
         return weight.flat().vector().reshape(shape)
 
     def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the numbers of a matrix, which files may have in any format; it is used now."""
+        """Return a matrix of any format as float32, and mark it as used."""
         if weight.tensor.format.block == 1:
             return self._numbers(weight, shape)
         from localllm.kernels.reference import dequantize  # seldom needed
@@ -84,7 +84,7 @@ class Recording:
 
 
 def require_format(weight: Weight) -> None:
-    """Raise ModelError for a matrix in a format of numbers that no matrix has."""
+    """Raise ModelError for a matrix in a format that is supported for other tensors only."""
     if weight.tensor.format.name in NO_MATRICES:
         raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 

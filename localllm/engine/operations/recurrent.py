@@ -1,6 +1,6 @@
-"""Operations of recurrent layers, which keep a state of each sequence and change it token by token.
+"""Operations of recurrent layers, which keep a state of each sequence and update it token by token.
 
-Every part of a step processes the run's sequences one after the other; parts share columns or heads.
+A step is divided into parts by columns or heads; each part processes the run's sequences one after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from localllm.engine.operations.recording import Recording, require_columns
 
 @operation
 class ScanOperation(StateOperation):
-    """An operation on one of the states of a recurrent layer: `number` among those of the layer."""
+    """An operation on one of the states of a recurrent layer; number: its index among the layer's states."""
 
     state: Recurrent
     number: int
 
     def scan(self, steps: Steps, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, object]) -> None:
-        """Append a step that reads and changes the state; names: of the inputs, as the kernel calls them."""
+        """Append a step that reads and updates the state; names: the kernel's names of the inputs."""
         assert steps.layout is not None
         inputs, y = [steps.buffers[x] for x in self.inputs], steps.new(self.output)
         arguments |= dict(zip(names, inputs, strict=True)) | {"y": y, "stride": y.stride}
@@ -53,7 +53,7 @@ class SelectiveScan(ScanOperation):
 
 @operation
 class HeadScan(ScanOperation):
-    """A scan by heads, which fade at rates of their own.
+    """A scan by heads whose states decay, each at its own rate.
 
     Attributes:
         rates: float32 [heads].
@@ -99,7 +99,7 @@ class DeltaRule(HeadScan):
 
 
 class LightningAttention(HeadScan):
-    """Mamba's sums, with the same step and strength for all tokens: 1."""
+    """Lightning attention: Mamba 2's scan with dt and strength 1 for all tokens."""
 
     VERB = "lightning_attention"
 
@@ -111,7 +111,7 @@ class LightningAttention(HeadScan):
 
 
 class RowScan(ScanOperation):
-    """A scan by heads with a decay for every row of the state."""
+    """A scan by heads with a decay for each row of the state."""
 
     def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
         """Append the step of a rule, see WKV of localllm.kernels.arguments."""
@@ -122,7 +122,7 @@ class RowScan(ScanOperation):
 
 
 class GatedLinearAttention(RowScan):
-    """Linear attention whose state fades by gates."""
+    """Linear attention whose state decays by gates."""
 
     VERB = "gated_linear_attention"
 
@@ -132,7 +132,7 @@ class GatedLinearAttention(RowScan):
 
 @operation
 class WKV6(RowScan):
-    """RWKV-6's recurrence; first: float32 [heads * key_dim], the weights of a token before it is kept."""
+    """RWKV-6's recurrence; first: float32 [heads * key_dim], weights of a token before it enters the state."""
 
     VERB = "wkv6"
 
@@ -219,14 +219,14 @@ class RecurrentVerbs(Recording):
 
 
 def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
-    """Raise ModelError for values or keys that do not fit a state [heads, key_dim, value_dim]."""
+    """Raise ModelError for values or keys whose columns do not fit a state [heads, key_dim, value_dim]."""
     heads, key_dim, value_dim = shape
     require_columns("v", v, heads * value_dim)
     require_inputs(heads * key_dim, **keys)
 
 
 def require_inputs(columns: int, **inputs: Activation) -> None:
-    """Raise ModelError, which names it, for an input of another width."""
+    """Raise ModelError for an input without `columns` columns."""
     for name, x in inputs.items():
         require_columns(name, x, columns)
 
@@ -261,7 +261,10 @@ class RecurrentReference(Computing):
         return self._by_head(heads, token, q, k, v, dt, strength)
 
     def _by_head(self, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array) -> Array:
-        """Return q h + more, with token(h, q, k, v, dt, ...) -> (h, more) of heads, where h has faded by dt."""
+        """Return q h + more for each token.
+
+        token(h, q, k, v, dt, ...) -> (new h, more) updates the heads' states, which have already decayed by dt.
+        """
         heads, _, value_dim = scan.state.shapes[scan.number]
         keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
 
@@ -311,7 +314,7 @@ class RecurrentReference(Computing):
     def _by_row(
         self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Do as _by_token, with inputs and outputs in heads."""
+        """Call `token` as _by_token does, with inputs and outputs divided into heads."""
         heads = state.shapes[number][0]
 
         def of_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
@@ -323,7 +326,7 @@ class RecurrentReference(Computing):
     def _by_token(
         self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Return the outputs of token(h, *rows) -> (h, output), applied to one token after the other."""
+        """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
 
         def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
             outputs = []

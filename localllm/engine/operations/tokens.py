@@ -15,14 +15,14 @@ from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError, UnsupportedError
 
 MOST_EXACT = 1 << 24  # up to here float32 has every whole number
-POOLINGS = "mean", "cls", "last"  # as the kernel numbers them
+POOLINGS = "mean", "cls", "last"  # in the order of the kernel's numbers
 
 
 class GatherRows(MatrixOperation):
-    """An operation that makes rows of a matrix by their numbers."""
+    """An operation that dequantizes rows of a matrix by their numbers."""
 
     def gather_rows(self, steps: Steps, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
-        """Append the step; ids: int64; reads: the buffer that holds them, if any."""
+        """Append the step; ids: numbers of rows, int64; reads: the buffer that holds them, if they are in one."""
         weight, output = self.weight, self.output
         x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
@@ -33,7 +33,7 @@ class Embed(GatherRows):
     """The embedding rows of tokens."""
 
     VERB = "embed"
-    NUMBERS: ClassVar[str] = "ids"  # of a run's header
+    NUMBERS: ClassVar[str] = "ids"  # the array of a run's header that has the numbers of rows
 
     def lower(self, steps: Steps, target: Target) -> None:
         made = [steps.buffers[x] for x in self.inputs]
@@ -41,7 +41,7 @@ class Embed(GatherRows):
 
 
 class EmbedPositions(Embed):
-    """The rows of a table of positions."""
+    """The rows of a table of position embeddings."""
 
     VERB = "embed_positions"
     NUMBERS = "positions"
@@ -56,7 +56,7 @@ class EmbedKinds(Embed):
 
 @operation
 class ReplaceIds(Operation):
-    """Other numbers for tokens' ids; table: int64 [vocab]."""
+    """Numbers that replace token ids, by a table, int64 [vocab]."""
 
     VERB = "replace_ids"
 
@@ -69,7 +69,7 @@ class ReplaceIds(Operation):
 
 
 class AsColumn(Operation):
-    """A column with each token's id, and one with 1, as numbers."""
+    """A column with each token's id plus 1, as float32."""
 
     VERB = "as_column"
 
@@ -81,7 +81,7 @@ class AsColumn(Operation):
 
 @operation
 class EmbedHashed(GatherRows):
-    """A row of a table for each token and those before it."""
+    """The row of a table for each token's n-gram, by a hash of it and the tokens before."""
 
     VERB = "embed_hashed"
 
@@ -98,7 +98,7 @@ class EmbedHashed(GatherRows):
 
 
 class Select(Operation):
-    """Some of the rows, by their numbers."""
+    """The rows of tokens whose logits are requested."""
 
     VERB = "select"
 
@@ -111,7 +111,7 @@ class Select(Operation):
 
 @operation
 class Pool(Operation):
-    """One row for each text: "mean", "cls" or "last"."""
+    """One row for each text: the mean of its rows, the first ("cls") or the last."""
 
     VERB = "pool"
 

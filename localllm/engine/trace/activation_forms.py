@@ -6,13 +6,13 @@ from dataclasses import replace
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.operation import ActivationForm, Operation
 
-Forms = Mapping[str, bool]  # forms by their verbs, and whether they must be exact
+Forms = Mapping[str, bool]  # by the verb that converts: whether the form must be exact
 
 
 def insert_activation_forms(operations: Iterable[Operation], forms_of: Callable[[Operation], Forms]) -> list[Operation]:
-    """Insert the conversions of each operation's first input that do not exist yet.
+    """Insert the conversions of first inputs that forms_of(operation) names, once per activation and form.
 
-    They become further inputs of the operation, in the order of forms_of.
+    The converted forms become further inputs of the operation, in the order of forms_of.
     """
     made, result = dict[tuple[str, Activation], Activation](), list[Operation]()
     for operation in operations:

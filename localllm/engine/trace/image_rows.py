@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Angles(NamedTuple):
-    """Cosines and sines of a rotation, float32 [tokens, 2, pairs]; divisors: of its frequencies."""
+    """A table of cosines and sines, float32 [tokens, 2, pairs], of a RoPE whose frequencies are divided by divisors."""
 
     rope: Rope
     divisors: np.ndarray | None
     table: np.ndarray
 
     def fill(self, turns: np.ndarray) -> None:
-        """Write the angles of positions, int64 [tokens, 3]: time, height and width."""
+        """Write the cosines and sines for positions, int64 [tokens, 3]: time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
         angles = (turns[:, list(self.rope.axes) or [0]] - self.rope.before) * self.rope.frequencies(divisors)
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude
         self.table[: len(turns), 1] = np.sin(angles) * self.rope.magnitude
 
 
-class TurningRecorder(Recorder):
-    """A builder for runs of at most `tokens` tokens whose angles are filled in beforehand."""
+class TabulatedRecorder(Recorder):
+    """A recorder for runs of at most `tokens` tokens whose RoPE angles the caller writes before a run."""
 
     def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, tokens: int):
         super().__init__(hyperparameters, context)
@@ -52,8 +52,8 @@ class TurningRecorder(Recorder):
         return table
 
 
-class RowRecorder(TurningRecorder):
-    """A builder for runs of image rows, float32 [BATCH, width or more], which are filled in beforehand like the angles.
+class RowRecorder(TabulatedRecorder):
+    """A recorder for runs of image rows, float32 [BATCH, width or more], which the caller writes like the angles.
 
     is_whole: whether the rows of a run have bidirectional attention.
     """
@@ -91,7 +91,7 @@ class RowOperations(NamedTuple):
 def row_operations(
     forward: Callable[..., Activation], w: Weights, h: Hyperparameters, context: int, is_whole: bool
 ) -> RowOperations | None:
-    """Trace a model whose family supports image rows; None for others."""
+    """Trace a model for image rows; None if its family does not support images."""
     recorder = RowRecorder(h, context, is_whole)
     forward(recorder, w, h)
     return RowOperations(recorder.operations, recorder.rows, recorder.angles) if recorder.begins else None

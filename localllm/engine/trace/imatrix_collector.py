@@ -9,17 +9,17 @@ from localllm.engine.operations.operation import Operation
 
 
 class ImatrixCollector:
-    """Sums of the squares of every matrix's input, per column; of a stack of experts, per expert and column.
+    """Sums of the squares of every matrix's input, by column; for a stack of experts, by expert and column.
 
-    The output matrix gets only tokens whose logits are requested.
+    For the output matrix only tokens count whose logits are requested.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
-        self._counts: dict[str, np.ndarray] = {}  # rows that each expert of a stack got, int64 [experts]
+        self._counts: dict[str, np.ndarray] = {}  # how many rows each expert of a stack read, int64 [experts]
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
-        """Insert an operation before each matrix product that adds to the sums, once per activation."""
+        """Insert operations that add the inputs of matrix products to the sums, once per activation."""
         watched: list[Operation] = []
         known: dict[Activation, AddSquares | AddExpertSquares] = {}
         for operation in operations:
@@ -33,7 +33,7 @@ class ImatrixCollector:
         return watched
 
     def _keep(self, name: str, collected: AddSquares | AddExpertSquares, columns: int) -> None:
-        """Remember where the sums of a matrix are."""
+        """Record which operation's arrays have the sums of a matrix."""
         self._sums[name] = collected.sums[..., :columns]
         if isinstance(collected, AddExpertSquares):
             self._counts[name] = collected.counts
@@ -57,7 +57,7 @@ class ImatrixCollector:
         return taken
 
     def take_counts(self) -> dict[str, np.ndarray]:
-        """Return how many rows each expert got since the last call, by the stack's name: int64 [experts]."""
+        """Return how many rows each expert read since the last call, by the stack's name: int64 [experts]."""
         taken = {name: counts.copy() for name, counts in self._counts.items()}
         for counts in self._counts.values():
             counts[:] = 0
@@ -65,18 +65,18 @@ class ImatrixCollector:
 
 
 def padded(columns: int) -> int:
-    """Round up to what the kernels add at once."""
+    """Round up to the 16 columns that kernels process at once."""
     return -(-columns // 16) * 16
 
 
 def sums_of(operation: Linear) -> AddSquares:
-    """Make the operation that watches a product."""
+    """Make the operation that sums the input of a matrix product."""
     (x,) = operation.inputs
     return AddSquares((x,), Activation(x.rows, 0), np.zeros(padded(x.columns), np.float32))
 
 
 def expert_sums(operation: ExpertLinear) -> AddExpertSquares:
-    """Make the operation that watches a product of experts."""
+    """Make the operation that sums the inputs of the experts of a product."""
     x, count = operation.inputs[0], operation.choice.routed.routing.matrices
     sums = np.zeros((count, padded(x.columns)), np.float32)
     return AddExpertSquares(operation.inputs, Activation(x.rows, 0), sums, np.zeros(count, np.int64))

@@ -1,7 +1,7 @@
 """Trace an architecture: record its verbs as a list of operations on activations, with all shapes checked.
 
-The list is the same for all targets (localllm.engine.lower lowers it). Verbs are defined in localllm.arch.verbs and
-recorded in their family's file of localllm.engine.operations.
+The list is the same for all targets; localllm.engine.lower makes steps of it. Verbs are defined in localllm.arch.verbs;
+localllm.engine.operations has the code that records them.
 """
 
 from collections.abc import Callable, Collection
@@ -28,7 +28,7 @@ from localllm.files.gguf.metadata import Oddities
 if TYPE_CHECKING:
     from localllm.arch.vision.hyperparameters import Vision
 
-# Tensors that no verb needs, present or not.
+# Tensors that may be in a file though no verb uses them.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
 
@@ -55,7 +55,7 @@ class Recorder(
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
-        oddities: collects the parts that are no language model.
+        oddities: collects unused parts that are not of the language model, such as encoders, and are no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
@@ -75,7 +75,7 @@ def trace_model(
 ) -> Recorder:
     """Trace an architecture for a file; shown: see Recorder.
 
-    Raises ModelError, which names the file, for what does not fit or is not used.
+    Raises ModelError, which names the file, for tensors that do not fit or are not used.
     """
     recorder = Recorder(hyperparameters, context, shown)
     try:

@@ -1,8 +1,8 @@
 """Move tokens to other positions, so that a sequence can drop its middle (StreamingLLM, Xiao et al. 2023).
 
-Keys are cached after RoPE: to move a token is to rotate its keys by the distance. That is exact except for one more
-rounding of a key each time it moves. Values have no position, nor do layers without RoPE, whose scores at most depend
-on distances.
+Keys are cached after RoPE, so that moving a token means rotating its keys by the distance. This is exact except that a
+key is rounded once more each time it moves. Values have no position; layers without RoPE have none either, or biases
+that depend on distances only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,11 @@ from localllm.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class RopeShift:
-    """Rotation of a layer's keys by their position.
+    """How a layer's keys rotate with their position.
 
-    frequencies: radians, float64 [pairs]; a pair is numbers k * step and k * step + apart of a head.
+    Attributes:
+        frequencies: radians per position, float64 [pairs].
+        step, apart: pair k is the numbers k * step and k * step + apart of a head.
     """
 
     frequencies: np.ndarray
@@ -36,14 +38,14 @@ class RopeShift:
 
     @classmethod
     def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
-        """Describe RoPE on heads from number `first` on. Pairs before that do not rotate."""
+        """Describe RoPE that begins at number `first` of a head; pairs before that do not rotate."""
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
 def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
-    """Find by state how its keys rotate; states whose keys have no position are left out.
+    """Return how the keys of each state rotate, without the states whose keys have no position.
 
     Raises UsageError for a model whose tokens cannot be moved.
     """
@@ -62,7 +64,10 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
 
 
 def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
-    """Find how keys that are number `first` of heads and later rotate. Raises UsageError if that is unknown."""
+    """Return how keys rotate that begin at number `first` of a head; None if they do not.
+
+    Raises UsageError if an operation after RoPE changes them.
+    """
     operation = made[x]
     if isinstance(operation, Rotate):
         return RopeShift.of(operation.rope, operation.divisors, first)
@@ -80,12 +85,12 @@ def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: i
 
 
 def is_plain(norm: RMSNorm, head_dim: int) -> bool:
-    """Tell whether a norm has the same weight for all numbers of a head, so that it commutes with rotation."""
+    """Return whether a norm has one weight for all numbers of a head, so that it commutes with rotation."""
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 
 def is_rotated(made: Mapping[Activation, Operation], x: Activation) -> bool:
-    """Tell whether there is a rotation between the last matrix product and x."""
+    """Return whether there is a rotation between the last matrix product and x."""
     operation = made[x]
     if isinstance(operation, Product):
         return False

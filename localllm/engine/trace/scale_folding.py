@@ -1,9 +1,9 @@
-"""Find where scales can be folded into a model without changing what it computes.
+"""Find where scales can be folded into a model without changing what it computes (AWQ, SmoothQuant).
 
-An activation's columns are divided by scales, and the columns of all matrices that read it multiplied. The activation
-comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It must reach only
-matrices, by operations that commute with scaling: another factor (the up side of a gated feed-forward network), max(x,
-0), the values of attention, where query heads in groups read the same, a selection of rows.
+Folding divides the columns of an activation by scales, and multiplies the columns of all matrices that read it. The
+activation comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It may reach
+these matrices only through operations that commute with scaling: a multiplication (the up side of a gated feed-forward
+network), max(x, 0), the values of attention (which a group of query heads shares), a selection of rows.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.operation import MatrixOperation, Operation, Product
 from localllm.files.gguf.file import Tensor
 
-# Inputs to which verbs are linear: factors, for example, but not a gate with an activation function.
+# By verb, the inputs that it is linear in: factors, for example, but not a gate with an activation function.
 PLACES = {
     "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
     "multiply_heads": (0,), "scale": (0,), "select": (0,), "gather": (0,),
@@ -28,13 +28,13 @@ PLACES = {
 
 
 class ScaleFold(NamedTuple):
-    """Scales that can move from what makes an activation to what reads it.
+    """A place where scales can be folded in.
 
     Attributes:
-        width: their number.
-        divided: tensors, and the first row of each (or first element of a vector) that is divided by the first scale.
+        width: number of scales.
+        divided: names of tensors that are divided, and the row (or element) of each that the first scale divides.
         multiplied: names of the matrices whose columns are multiplied.
-        heads, times: the matrices read `heads` equal parts of the scales, each `times` times.
+        heads, times: the matrices' columns are `heads` equal parts of the scales, each repeated `times` times.
     """
 
     width: int
@@ -48,12 +48,12 @@ class ScaleFold(NamedTuple):
         return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
 
     def mean(self, columns: np.ndarray) -> np.ndarray:
-        """Average values of the matrices' columns over those that share a scale: [width]."""
+        """Average a value per column of the matrices over the columns that share a scale: [width]."""
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 
 
 class Reached(NamedTuple):
-    """A matrix that reads an activation; its columns are each of `heads`, `times` times."""
+    """A matrix that an activation reaches; heads, times: see ScaleFold."""
 
     weight: Weight
     operation: Operation
@@ -62,9 +62,9 @@ class Reached(NamedTuple):
 
 
 def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[ScaleFold]:
-    """Find all folds, in the order of what makes the activations; kept: names of tensors that must not change.
+    """Find all folds, in the order of the operations; kept: names of tensors that must not change.
 
-    Each tensor's columns are multiplied by at most one fold, and each of its rows divided by one.
+    At most one fold multiplies a tensor's columns, and at most one divides each of its rows.
     """
     finder = Finder(operations, tensors)
     return [
@@ -75,7 +75,7 @@ def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: 
 
 
 class Finder:
-    """An index of which operations read what."""
+    """Finds folds, by an index of the operations that read each activation and use each tensor."""
 
     def __init__(self, operations: Sequence[Operation], tensors: Mapping[str, Tensor]):
         self._tensors, self._readers = tensors, dict[Activation, list[Operation]]()
@@ -88,7 +88,7 @@ class Finder:
         self._states = Counter(operation.state for operation in operations if isinstance(operation, Attend | WriteKV))
 
     def fold(self, operation: Operation) -> ScaleFold | None:
-        """Return the fold of an operation's output, if there is one."""
+        """Return the fold of an operation's output; None if it cannot be scaled."""
         divided = self._tensors_to_divide(operation)
         reads = self._reads(operation.output) if divided else None
         if not divided or not reads:
@@ -103,7 +103,7 @@ class Finder:
         return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
     def _tensors_to_divide(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
-        """Return the tensors to divide in order to divide an operation's output; None if impossible."""
+        """Return the tensors that must be divided to divide an operation's output; None if that is impossible."""
         if not isinstance(operation, Norm | Product) or not weights_of(operation):
             return None
         weight, columns = weights_of(operation)[0], operation.output.columns
@@ -121,7 +121,7 @@ class Finder:
         return tuple((part.name, part.first_row) for part in parts)
 
     def _overlaps(self, part: Weight, columns: int, other: Operation) -> bool:
-        """Tell whether another operation uses some of these rows."""
+        """Return whether another operation uses some of these rows."""
         return any(
             each.name == part.name
             and each.first_row < part.first_row + columns
@@ -133,7 +133,7 @@ class Finder:
         return all(use in users for use in self._uses[name])
 
     def _is_whole(self, read: Reached) -> bool:
-        """Tell whether a matrix has all columns of its tensor."""
+        """Return whether a matrix has all columns of its tensor."""
         tensor = self._tensors.get(read.weight.name)
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
@@ -152,7 +152,7 @@ class Finder:
         return found or None
 
     def _propagate(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
-        """Return heads and times of an operation's output if it has the proportions of x; else None."""
+        """Return heads and times of an operation's output if it is linear in x; else None."""
         verb, inputs = operation.verb, operation.inputs
         places = [place for place, each in enumerate(inputs) if each is x]
         if isinstance(operation, Attend):
@@ -160,7 +160,7 @@ class Finder:
         return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
 
     def _follow_attention(self, operation: Attend) -> tuple[int, int] | None:
-        """Follow attention's values: query heads in groups see the same head, which no other layer reads."""
+        """Return heads and times of attention's output, for its values; None if other layers read them, too."""
         state, heads = operation.state, operation.heads
         has_values = len(operation.inputs) - bool(operation.choices) == 3
         if not has_values or self._states[state] > 1 or heads % state.kv_heads:

@@ -1,4 +1,4 @@
-"""Split a model's operations in two, so that the first layers run on another device than the others."""
+"""Split a model's operations in two, so that the first layers can run on another device than the rest."""
 
 import re
 from typing import NamedTuple
@@ -11,7 +11,7 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 class Halves(NamedTuple):
-    """Operations before the cut and after it, and the activations of all tokens that cross."""
+    """Operations before the cut and after it, and the activations that cross it."""
 
     before: list[Operation]
     behind: list[Operation]
@@ -19,7 +19,7 @@ class Halves(NamedTuple):
 
 
 def split_at_layer(operations: list[Operation], layer: int) -> Halves:
-    """Cut in front of a layer, where least has to cross. Raises UnsupportedError if layers are entangled there."""
+    """Cut before a layer, where the fewest columns cross. Raises UnsupportedError if the layers cannot be separated."""
     layers = [layer_of(operation) for operation in operations]
     first = next((i for i, found in enumerate(layers) if found is not None and found >= layer), len(operations))
     last = max((i for i, found in enumerate(layers) if found is not None and found < layer), default=-1)
@@ -31,7 +31,7 @@ def split_at_layer(operations: list[Operation], layer: int) -> Halves:
 
 
 def layer_of(operation: Operation) -> int | None:
-    """Return the layer of an operation's weights or states, None if it has none."""
+    """Return the layer of an operation's weight or state; None if it has neither."""
     if isinstance(operation, StateOperation):
         return operation.state.layer
     found = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
@@ -39,7 +39,7 @@ def layer_of(operation: Operation) -> int | None:
 
 
 def live(operations: list[Operation], at: int) -> list[Activation]:
-    """List the activations that operations from number `at` on need of the others."""
+    """List the activations that operations before number `at` make and later ones read."""
     made = dict.fromkeys(operation.output for operation in operations[:at])
     needed = {x for operation in operations[at:] for x in operation.inputs}
     return [x for x in made if x in needed]

@@ -34,7 +34,7 @@ from localllm.engine.operations.operation import Operation, StateOperation, oper
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.run import Runs
 from localllm.engine.trace.activation_forms import insert_activation_forms
-from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
+from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.split import split_at_layer
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
@@ -166,7 +166,7 @@ def test_a_card_that_fails(made, monkeypatch):
 
 def test_an_encoder_is_no_cards(made):
     found = build_backend(said(["encode"]), EngineOptions(backend="auto"))
-    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
+    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on GPUs")
     with pytest.raises(UnsupportedError) as error:
         build_backend(said(["encode"]), EngineOptions(backend="cuda"))
     assert str(error.value) == "encoder models run on the CPU only: use --device cpu"
@@ -269,7 +269,7 @@ def test_a_model_without_text():
     for call in (engine.sequence, lambda: engine.step(1)):
         with pytest.raises(UnsupportedError) as error:
             call()
-        told = "m.gguf: bert models make no text, but vectors of it: use localllm embed or localllm rerank"
+        told = "m.gguf: bert models make embeddings and cannot generate text: use localllm embed or localllm rerank"
         assert str(error.value) == told
     engine.prepare_all()
     engine.close()
@@ -449,7 +449,7 @@ def test_angles_of_rows():
 
 
 def test_layers_that_turn_alike_share_angles():
-    recorder = TurningRecorder(H, 64, 5)
+    recorder = TabulatedRecorder(H, 64, 5)
     one, two = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
     tables = [recorder._angles(rope, divisors) for rope, divisors in (
         (ROPE, None), (ROPE, one), (ROPE, None), (ROPE, one.copy()), (ROPE, two), (Rope(8, 4, True), None),

@@ -372,8 +372,8 @@ def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
 @pytest.mark.parametrize(
     ("message", "metadata", "tensor"),
     [
-        ("is a draft head for a model of 4 layers or more and rows of 64 numbers", {"target_hidden_size": 64}, None),
-        ("is a draft head for a model of 5 layers or more", {"target_layers": np.array([0, 1, 5])}, None),
+        ("is a draft head for a model with at least 4 layers and a width of 64", {"target_hidden_size": 64}, None),
+        ("is a draft head for a model with at least 5 layers", {"target_layers": np.array([0, 1, 5])}, None),
         ("3 different layers", {"target_layers": np.array([0, 1, 1])}, None),
         ("3 different layers", {"target_layers": np.array([-1, 1, 2])}, None),
         ("3 numbers of layers", {"target_layers": np.array([0, 1])}, None),
@@ -455,7 +455,7 @@ def test_commands(tmp_path, cli):
     assert (code, out) == (3, "") and "which guesses for it, is no model of its own" in err
     other = write(model("llama", layers=2), tmp_path / "other.gguf")
     code, out, err = cli("run", other, "-p", "Hi", "--speculate", f"draft:{head_of(path)}")
-    assert (code, out) == (2, "") and "is a draft head for a model of" in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and "is a draft head for a model with" in err and err.count("\n") == 1
 
 
 class Told(DraftHead):

@@ -211,7 +211,7 @@ def test_an_encoder_reads_the_text_before_the_answer():
     assert backend.ran == [[(2, [0, 7], 2, 2, 0)], [(4, [0, 8], 1, 2, 0)]]
     assert (sequence.tokens, sequence.encoded, len(backend.asked)) == ([5, 6, 0, 7, 0, 8], 2, 1)
     fresh = engine.sequence()
-    told = "llama models answer a text: give its tokens, the start token 0, and the tokens of the answer"
+    told = "llama models have an encoder: pass its text's tokens, the start token 0, and the answer's tokens"
     for ids in ([5, 6], [0, 5]):
         with pytest.raises(UsageError) as caught:
             fresh.append(ids)
@@ -240,7 +240,7 @@ def test_texts_that_are_read_whole(engine, runs_of_4, most):
         assert [store.is_closed for store in stores] == [True]
     engine.hyperparameters.fills = True
     with pytest.raises(
-        UnsupportedError, match=r"^m\.gguf: llama models fill masked places and do not write on: use loc"
+        UnsupportedError, match=r"^m\.gguf: llama models fill masked tokens and cannot continue a sequence: use loc"
     ):
         engine.sequence()
 

@@ -162,9 +162,9 @@ def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
     cache, ((operations, places, threads, progress), named) = heard
     assert cache == ((), pages, pictures.KEPT, part.recorder.operations) and operations is part.recorder.operations
     assert (places.cache, places.layout, len(places.header.ids)) == ("cache", None, rows)
-    assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "passes": True}, "close")
+    assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "streams": True}, "close")
     VisionProgram(part, H, options)
-    assert heard[-1][1] == {"keeps": False, "passes": False}
+    assert heard[-1][1] == {"keeps": False, "streams": False}
 
 
 def test_pairs(programs, monkeypatch):

@@ -47,7 +47,7 @@ def test_logits(model_path, name, backend):
     assert model(name).digest() == golden.digest
     engine = open_engine(model_path(name), context=128, kv_type="f32", backend=backend)
     assert nmse(kept(engine.forward_full(tokens)), golden.rows) < (1e-11 if backend == "reference" else FAITHFUL)
-    with pytest.raises(UnsupportedError, match="fill masked places"):
+    with pytest.raises(UnsupportedError, match="fill masked tokens"):
         engine.sequence()
     with pytest.raises(ContextError, match="512"):
         engine.forward_full([1] * 513)

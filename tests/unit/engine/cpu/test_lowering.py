@@ -16,7 +16,7 @@ from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight
 from localllm.engine.cpu import attention, lowering
 from localllm.engine.cpu import matmul as products
-from localllm.engine.cpu.attention import attention_scratch, choose_scratch, most_units
+from localllm.engine.cpu.attention import attention_scratch, most_units, select_scratch
 from localllm.engine.cpu.lowering import VERBS, optimize_graph, target_for_this_cpu
 from localllm.engine.cpu.matmul import few_count, float_scratch, parts_of
 from localllm.engine.cpu.target import CpuTarget
@@ -207,7 +207,7 @@ def test_in_how_many_parts_a_matrix_is():
 
 
 def test_bytes_that_threads_work_with():
-    assert choose_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
+    assert select_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
     heads = ATTEND_ROWS * (16 + 48 + ATTEND_KEYS + 32)
     assert attention_scratch(16, 48) == attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
     assert most_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MOST_SPLITS)

@@ -87,7 +87,7 @@ def test_a_tape_in_pieces(monkeypatch):
 )  # fmt: skip
 def test_pieces_that_a_run_needs(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
-    found = VariantProduct("Q8_0", 4, of, most, is_precise).pieces(*run)
+    found = VariantProduct("Q8_0", 4, of, most, is_precise).variants(*run)
     assert found == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
@@ -180,7 +180,7 @@ def test_many_tokens_in_bytes(precise, most):
 def test_memory_of_a_run_goes_back():
     given = []
     memory = [SimpleNamespace(bytes=bytes(size), give_back=lambda *span: given.append(span)) for size in (5, 7)]
-    done, _, program = made_program(memory=memory, passing=SimpleNamespace(run=lambda: done.append("passes")))
+    done, _, program = made_program(memory=memory, streaming=SimpleNamespace(run=lambda: done.append("passes")))
     program.give_back()
     program.rows(1, np.array([0]))
     assert given == [(0, 5), (0, 7)] and done == [(1, 1, 128), "passes"]
@@ -206,7 +206,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
-    program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, passes=passes)
+    program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, streams=passes)
     assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["optimize_graph"] == (operations, target, {})
     assert made["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and made["Tape"] == (
         "lowered",
