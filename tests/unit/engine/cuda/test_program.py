@@ -271,7 +271,7 @@ def test_states_of_a_card_go_back_when_nobody_has_them():
     content = np.arange(here.zeros.nbytes, dtype=np.uint8)
     one, other = layout.from_bytes(content), layout.new()
     assert layout.content(one).tolist() == content.tolist()
-    assert layout.address(one) != layout.address(other) and other.nbytes == here.zeros.nbytes
+    assert layout.address(one) != layout.address(other) and layout.nbytes == here.nbytes
     assert len(card.memory) == 3
     del one, other
     assert [*card.memory] == [layout.address(layout.zeros)]
@@ -289,7 +289,7 @@ def test_what_a_card_is_told_of_texts():
     rows = np.zeros((3, 2), np.float32)
     for header in (there, here):
         header.fill_texts(texts, pages, rows, False)
-    for name in ("numbers", "ids", "positions", "turns", "kinds", "owners", "wanted", "few_counts"):
+    for name in ("numbers", "ids", "positions", "rotary_positions", "kinds", "owners", "wanted", "few_counts"):
         np.testing.assert_array_equal(getattr(there, name), getattr(here, name))
     for number, table in enumerate(([5, 7], [6], [9])):
         assert there.sequences[number, :3].tolist() == here.sequences[number, :3].tolist()
@@ -311,7 +311,7 @@ def test_what_a_card_is_told_of_sequences():
              for number, table in enumerate(tables)]  # fmt: skip
     header.fill(spans, True, logits)
     here.fill(spans, True, logits)
-    for name in ("numbers", "ids", "positions", "turns", "owners", "wanted", "few_counts"):
+    for name in ("numbers", "ids", "positions", "rotary_positions", "owners", "wanted", "few_counts"):
         np.testing.assert_array_equal(getattr(header, name), getattr(here, name))
     for number, table in enumerate(tables):
         place = words_of_header(9) + 4 * number
