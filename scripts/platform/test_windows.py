@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run localllm's wheel on Windows, as wine provides it. Usage: scripts/platform/test_windows [--quick] [TESTS].
 
-Makes the test bed from nothing, once (windows_bed.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
+Makes the environment once (wine_environment.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
 and all wheels from the Python registry. Then: commands, answers, the tokens of a real model for prompts of 5, 70 and
 300 tokens, the bytes that quantize writes, refusals and their codes, a server, `map` that is killed and goes on, a chat
 on a console, demo.cmd and test.cmd; tests; kills. Whatever has a twin on this computer has to be equal. --quick is what
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from windows_bed import BED, PYTHON, ROOT, environment, install, make_bed, named, running, say, words_there
+from wine_environment import BED, PYTHON, ROOT, environment, install, make_bed, named, running, say, words_there
 
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
@@ -94,9 +94,9 @@ TESTS = (
 QUICK = (("tests/unit/kernels/simd/test_simd.py",),)
 KILLS = {
     "sessions": ("kill_sessions.py", "200"),
-    "quantize": ("kills.py", "quantize", "--times", "200"),
-    "calibrate": ("kills.py", "calibrate", "--times", "50"),
-    "cache": ("kills.py", "cache", "--times", "50"),
+    "quantize": ("kill_test.py", "quantize", "--times", "200"),
+    "calibrate": ("kill_test.py", "calibrate", "--times", "50"),
+    "cache": ("kill_test.py", "cache", "--times", "50"),
 }
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from terminal import PROGRAM, Terminal
-from windows_bed import environment, named, say, words_there
+from wine_environment import environment, named, say, words_there
 
 OPTIONS = ("--temp", "0", "--no-cache")
 TAB, ENTER, BACK, EARLIER, SEARCH, CTRL_C = "\t", "\r", "\x08", "\x10", "\x12", "\x03"  # Ctrl-P, Ctrl-R

@@ -1,14 +1,13 @@
-"""Do the tests notice? Puts small faults into localllm, one by one, and runs the tests that execute the function.
+"""Mutation testing: put small faults into localllm, one by one, and run the tests that execute the changed function.
 
-    scripts/mutate map [PYTEST'S ARGUMENTS]        once: which test executes what (minutes; goes on where it was ended)
-    scripts/mutate run --count 100 --seed 1        draws faults, and lists those that no test noticed
+    scripts/mutate map [PYTEST'S ARGUMENTS]        once: record which test executes what (minutes; can be resumed)
+    scripts/mutate run --count 100 --seed 1        draw faults, and list those that no test noticed
     scripts/mutate run --count 100 --seed 1 --skip 60        the last 40 of them
-    scripts/mutate run --at localllm/engine/pages.py:44-60 --all     all that are possible there
+    scripts/mutate run --at localllm/engine/pages.py:44-60 --all     all possible faults there
 
-It works on copies of the tree and never touches the tree itself. What the tests of a function are is looked up in the
-map, build/executed/; of a function that no test is known to execute (kernels are compiled, commands may run in
-processes of their own) they are those of the test files whose imports reach the module in the fewest steps.
-Survivors are written to stdout, and at last the share that was noticed.
+It works on copies of the tree and never touches the tree itself. The map in build/executed/ says which tests execute a
+function. If there are none (kernels are compiled, commands may run in processes of their own), the test files run whose
+imports reach the module in the fewest steps. Surviving faults are written to stdout, and the share noticed at the end.
 """
 
 import argparse
@@ -29,8 +28,8 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import NamedTuple
 
-from executed import recorded
-from faults import Fault, faults, is_valid
+from coverage_plugin import recorded
+from mutants import Fault, faults, is_valid
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "build" / "executed"
@@ -38,7 +37,7 @@ PARTS = "engine", "generation", "files", "services", "cli", "arch", "convert", "
 ELSEWHERE = {"localllm/services/map_ray.py"}  # scripts/platform/test_ray tests it
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
-SITE = "import sys\nsys.path.append({scripts!r})\nimport traced\ntraced.begin()\nsys.path.pop()\n"
+SITE = "import sys\nsys.path.append({scripts!r})\nimport call_tracer\ncall_tracer.begin()\nsys.path.pop()\n"
 UNTESTED = 5  # pytest's exit code for no tests
 
 
@@ -108,12 +107,12 @@ def placed(place: str) -> list[Mutant]:
     return [mutant for mutant in found if mutant.is_valid]
 
 
-# ---- which tests ----------------------------------------------------------------------------------------------------
+# ---- selection of tests ----
 
 
 @cache
 def executed() -> dict[str, list[tuple[int, float, str]]]:
-    """By function: the tests that execute it, with the number of functions that they execute in all, and seconds."""
+    """Return by function the tests that execute it: (how many functions the test executes, seconds, test)."""
     found = defaultdict[str, list[tuple[int, float, str]]](list)
     for test, seconds, names in recorded(MAP):
         for name in names if test in collected() else ():
@@ -123,18 +122,18 @@ def executed() -> dict[str, list[tuple[int, float, str]]]:
 
 @cache
 def collected() -> frozenset[str]:
-    """All tests that there are now: pytest would refuse others, which is no notice of a fault."""
+    """Return all tests that exist now: pytest would refuse others, which must not count as noticing a fault."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--all", "-p", "no:cacheprovider", "tests"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return frozenset(said.splitlines())
 
 
 def tests_of(mutant: Mutant, seconds: float) -> list[str]:
-    """Those that execute the function, or what is around it; the most special first, as many as take so long.
+    """Return the tests that execute a fault's function, or the one around it; the most specific first, up to `seconds`.
 
-    Of a function with FEW of them also its module's, and if those are few the files that import it: what runs in a
-    fixture is known of one test only. What runs when a module is imported is known of tests with a process of their own
-    only, so what stands in no function is always the module's.
+    With fewer than FEW tests, add those of the whole module, and if these are few the files that import it: a function
+    that a fixture calls is recorded for one test only. Code outside of functions runs when its module is imported,
+    which is recorded only for tests that start a process: its tests are those of the module.
     """
     names, found = mutant.fault.function.split("."), list[tuple[int, float, str]]()
     for count in range(len(names), 0, -1):
@@ -328,13 +327,13 @@ def report(results: Iterable[tuple[Mutant, str]]) -> None:
 
 
 def make_map(arguments: Sequence[str]) -> int:
-    """Run tests in a copy of the tree and remember what each executes; those that are known already are left out."""
+    """Run tests in a copy of the tree and record what each executes; tests with a record are skipped."""
     MAP.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
         tree = copied(Path(temporary))
         (tree / "sitecustomize.py").write_text(SITE.format(scripts=str(tree / "scripts" / "tools")))
         environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'scripts' / 'tools'}", "EXECUTED": str(MAP)}
-        command = [sys.executable, "-m", "pytest", "-p", "executed", "-p", "no:cacheprovider", "-q", *arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "coverage_plugin", "-p", "no:cacheprovider", "-q", *arguments]
         return subprocess.run(command, cwd=tree, env=environment).returncode
 
 

@@ -1,8 +1,8 @@
-"""Compose the training text of the built-in model: conversations about the topics of guide_topics.py.
+"""Compose the training text of the built-in model: conversations about the topics of guide/topics.toml.
 
-Everything is drawn from one seeded random generator, so the text is the same on every machine. A question is a pattern
-of its topic in a random frame ("how do i …", "what is …"), with fillers before and after it, dropped words, typing
-errors and all kinds of case and punctuation, because people write like that.
+Everything is drawn from one seeded random generator, so that the text is the same on every machine. A question is a
+pattern of its topic in a random frame ("how do i …", "what is …"), with fillers before and after it, dropped words,
+typing errors and varied case and punctuation, as people write.
 """
 
 from __future__ import annotations
@@ -14,32 +14,12 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from guide_topics import (
-    AFTER,
-    AFTER_LOCALLLM,
-    AGAIN,
-    BEFORE,
-    DEFAULT,
-    EXAMPLE,
-    FOREIGN,
-    FOREIGN_ANSWER,
-    FOREIGN_QUESTIONS,
-    FRAMES,
-    MACROS,
-    MORE,
-    SYSTEM,
-    TOPICS,
-    WORDS,
-    Topic,
-)
-from guide_wordings import SHORTHAND, SYNONYMS, WORDINGS
-from guide_wordings_later import LATER
+from typing import Any
 
 ROUNDS = ((1, 120_000), (2, 40_000))  # seed and number of conversations of each round of training
-LATER_SEED = 2  # from this round on, the wordings of guide_wordings_later.py too
+LATER_SEED = 2  # the first round that has the patterns of guide/wordings_later.toml, too
 
-PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # of a pattern
+PIECE = r"[()|]|\{\w+\}|[^()|{}]+"  # a token of a pattern
 PATTERNS_PER_FRAME = {"ask": 1, "tasks": 2, "things": 4, "flags": 6, "commands": 6, "problems": 2}
 MORE_ANSWER = "That is all I know about it. localllm --help and the README say more."
 
@@ -58,6 +38,34 @@ STOP_WORDS = (
 
 
 @dataclass(frozen=True)
+class Topic:
+    """A topic of guide/topics.toml, which explains the fields."""
+
+    answers: str | list[str]
+    ask: str = ""
+    tasks: str = ""
+    things: str = ""
+    flags: str = ""
+    commands: str = ""
+    problems: str = ""
+    example: str = ""
+    default: str = ""
+    weight: float = 1.0
+    chatter: bool = False
+
+
+def load(name: str) -> dict[str, Any]:
+    """Read a data file of guide/."""
+    return tomllib.loads((Path(__file__).parent / "guide" / f"{name}.toml").read_text("utf-8"))
+
+
+TOPICS = {name: Topic(**fields) for name, fields in load("topics").items()}
+LANGUAGE = load("language")
+WORDINGS, LATER = load("wordings"), load("wordings_later")  # {topic: {kind: patterns}}
+SYNONYMS, SHORTHAND, FOREIGN_ANSWER = LANGUAGE["synonyms"], LANGUAGE["shorthand"], LANGUAGE["foreign_answer"]
+
+
+@dataclass(frozen=True)
 class Conversation:
     """A system prompt ("" for none) and the turns, pairs of question and answer."""
 
@@ -66,7 +74,7 @@ class Conversation:
 
 
 def topic_lines(name: str, later: bool = True) -> list[tuple[str, str]]:
-    """All (kind, pattern) of a topic, the rich kinds several times; without the later ones if so asked."""
+    """Return the (kind, pattern) pairs of a topic, some kinds several times; later: with those of round 2."""
     lines = []
     for kind, copies in PATTERNS_PER_FRAME.items():
         more = [WORDINGS.get(name, {}).get(kind, ""), LATER.get(name, {}).get(kind, "") if later else ""]
@@ -77,21 +85,21 @@ def topic_lines(name: str, later: bool = True) -> list[tuple[str, str]]:
 
 
 def answers_of(topic: Topic) -> tuple[str, ...]:
-    """All answers of a topic, of which one is drawn."""
-    return topic.answers if isinstance(topic.answers, tuple) else (topic.answers,)
+    """Return the answers of a topic, of which one is drawn."""
+    return (topic.answers,) if isinstance(topic.answers, str) else tuple(topic.answers)
 
 
 class Grammar:
-    """Random expansions of patterns; every pattern is parsed once."""
+    """Expands patterns at random; each pattern is parsed once."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.macros = MACROS | FOREIGN
-        self.words, self.starts, self.ends = WORDS.split(), STARTS.split(), [*ENDS.split(), "", "", ""]
+        self.macros = LANGUAGE["macros"] | LANGUAGE["foreign"]
+        self.words, self.starts, self.ends = LANGUAGE["words"].split(), STARTS.split(), [*ENDS.split(), "", "", ""]
         self.parsed: dict[str, list] = {}
 
     def expand(self, pattern: str) -> str:
-        """One random expansion of `pattern`."""
+        """Return a random expansion of a pattern."""
         if pattern not in self.parsed:
             self.parsed[pattern] = self._parse(iter(re.findall(PIECE, pattern)))
         return re.sub(" +", " ", self._expand(self.parsed[pattern])).strip()
@@ -126,13 +134,13 @@ class Grammar:
         return "".join(words)
 
     def invented_word(self) -> str:
-        """Return a word that does not exist but could: the model shall recognize that it does not know a word."""
+        """Return an invented word, so that the model learns to recognize words that it does not know."""
         syllables = range(self.rng.randint(1, 3))
         parts = [self.rng.choice(self.starts) + self.rng.choice("aeiou") for _ in syllables]
         return "".join(parts) + self.rng.choice(self.ends)
 
     def mashed_keys(self) -> str:
-        """Letters without sense."""
+        """Return random letters."""
         return "".join(self.rng.choices("qwertzuiopasdfghjklyxcvbnm", k=self.rng.randint(2, 8)))
 
 
@@ -144,14 +152,16 @@ class Composer:
         self.grammar = Grammar(self.rng)
         self.stop_words = set(STOP_WORDS.split())
         self.names = list(TOPICS)
-        self.frames = {kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in FRAMES.items()}
-        self.foreign_lines = FOREIGN_QUESTIONS.strip().splitlines()
+        self.frames = {
+            kind: [line.strip() for line in frames.strip().splitlines()] for kind, frames in LANGUAGE["frames"].items()
+        }
+        self.foreign_lines = LANGUAGE["foreign_questions"].strip().splitlines()
         self.lines = {name: topic_lines(name, later=seed >= LATER_SEED) for name in TOPICS}
         self.weights = [TOPICS[name].weight * math.sqrt(len(set(self.lines[name])) + 4) for name in self.names]
         self.held_out = held_out()
 
     def conversation(self, single: bool) -> Conversation:
-        """One conversation of mostly one, at times up to ten turns; `single`: one turn without a system prompt."""
+        """Draw a conversation of 1 to 10 turns, mostly 1; single: one turn, without a system prompt."""
         length = 1 if single else self.rng.choices((1, 2, 3, 4, 6, 10), (82, 10, 4, 2, 1.2, 0.8))[0]
         turns: list[tuple[str, str]] = []
         topic: Topic | None = None
@@ -163,11 +173,11 @@ class Composer:
                 while core(turn[0]) in self.held_out:
                     topic, turn = self.first_turn()
                 turns.append(turn)
-        system = self.grammar.expand(SYSTEM) if not single and self.rng.random() < 0.12 else ""
+        system = self.grammar.expand(LANGUAGE["system"]) if not single and self.rng.random() < 0.12 else ""
         return Conversation(system, tuple(turns))
 
     def first_turn(self) -> tuple[Topic | None, tuple[str, str]]:
-        """Return a question that needs no context; the topic is None when it is a foreign one."""
+        """Draw a question that needs no context, and its answer; the topic is None for other subjects."""
         if self.rng.random() < 0.11:
             question = self.grammar.expand(self.rng.choice(self.foreign_lines))
             return None, (self.disguise(question, chatter=True), FOREIGN_ANSWER)
@@ -179,25 +189,25 @@ class Composer:
         return topic, (question, self.rng.choice(answers_of(topic)))
 
     def follow_up(self, topic: Topic | None, previous: str) -> tuple[str, str]:
-        """Return a question about the answer before it."""
-        choices = [(MORE, MORE_ANSWER), (AGAIN, previous)]
+        """Draw a question about the previous answer, and its answer."""
+        choices = [(LANGUAGE["more"], MORE_ANSWER), (LANGUAGE["again"], previous)]
         if topic:
-            choices += [(EXAMPLE, topic.example or MORE_ANSWER)] * (4 if topic.example else 1)
-            choices += [(DEFAULT, topic.default)] * (4 if topic.default else 0)
+            choices += [(LANGUAGE["example"], topic.example or MORE_ANSWER)] * (4 if topic.example else 1)
+            choices += [(LANGUAGE["default"], topic.default)] * (4 if topic.default else 0)
         pattern, answer = self.rng.choice(choices)
         return self.punctuate(self.misspell(self.grammar.expand(pattern), 0.1)), answer
 
     def disguise(self, question: str, chatter: bool) -> str:
-        """Return the question as one of many people would write it."""
+        """Vary a question: fillers, synonyms, shorthand, dropped words, typing errors, punctuation."""
         rng = self.rng
         if not chatter and rng.random() < 0.4:
             question = self.exchange_words(question)
         if rng.random() < 0.3:
-            question = self.grammar.expand(BEFORE + " ") + " " + question
+            question = self.grammar.expand(LANGUAGE["before"] + " ") + " " + question
         if not chatter and rng.random() < 0.2:
-            question += " " + self.grammar.expand(AFTER_LOCALLLM)
+            question += " " + self.grammar.expand(LANGUAGE["after_localllm"])
         if rng.random() < 0.2:
-            question += self.grammar.expand(AFTER).join(" " if question[-1:].isalnum() else ("", ""))
+            question += self.grammar.expand(LANGUAGE["after"]).join(" " if question[-1:].isalnum() else ("", ""))
         if rng.random() < 0.15:
             question = self.shorten(question)
         if rng.random() < 0.5:
@@ -209,7 +219,7 @@ class Composer:
         return self.punctuate(self.misspell(question, 0.15))
 
     def exchange_words(self, text: str) -> str:
-        """Return some words replaced by synonyms."""
+        """Replace some words by synonyms."""
         words = text.split(" ")
         return " ".join(
             self.rng.choice(SYNONYMS[word]) if word in SYNONYMS and self.rng.random() < 0.4 else word for word in words
@@ -223,7 +233,7 @@ class Composer:
         return text
 
     def drop_words(self, text: str, keywords: bool) -> str:
-        """Without articles, without one word, or with the keywords only."""
+        """Drop the articles or one word, or keep only the keywords."""
         words = text.split()
         if keywords:
             kept = [word for word in words if word.strip(",.:?") not in self.stop_words]
@@ -236,7 +246,7 @@ class Composer:
         return " ".join(kept) or text
 
     def misspell(self, text: str, probability: float) -> str:
-        """With the given probability one or two letters swapped, lost, doubled or replaced."""
+        """Swap, drop, double or replace one or two letters, with this probability."""
         if self.rng.random() >= probability:
             return text
         for _ in range(self.rng.randint(1, 2)):
@@ -250,7 +260,7 @@ class Composer:
         return text
 
     def punctuate(self, text: str) -> str:
-        """Case and the final mark."""
+        """Vary the case and the final punctuation mark."""
         style = self.rng.random()
         if style < 0.42:
             text = re.sub(r"(^|[.?!] )([a-z])", lambda match: match[1] + match[2].upper(), text)
@@ -264,29 +274,29 @@ class Composer:
 
 
 def conversations(seed: int, count: int) -> Iterator[Conversation]:
-    """Return the training text: always the same for a count and a seed. The first third is easy: single questions."""
+    """Draw the training text, always the same for a seed and a count; the first third is single questions."""
     composer = Composer(seed)
     return (composer.conversation(single=index < count // 3) for index in range(count))
 
 
 def normalize(question: str) -> str:
-    """Lower-case words only, to compare questions."""
+    """Return a question's words in lower case, to compare questions."""
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
 
 
 def core(question: str) -> frozenset[str]:
-    """Return the words of a question without fillers: two with the same are near copies of each other."""
+    """Return a question's words without fillers; questions with the same words are near copies."""
     words = re.sub(r"\b(what|where|who|how|it|that) ?s\b", r"\1 is", normalize(question))
     return frozenset(words.split()) - FILLERS
 
 
 def held_out() -> set[frozenset[str]]:
-    """Return the cores of all questions with which the model is scored."""
+    """Return the cores of all questions that score the model, which the training text leaves out."""
     return {core(each["ask"]) for path in HELD_OUT for each in tomllib.loads(path.read_text("utf-8"))["question"]}
 
 
 def training_questions() -> set[str]:
-    """All questions of the training text, normalized."""
+    """Return all questions of the training text, normalized."""
     return {
         normalize(question)
         for seed, count in ROUNDS

@@ -2,7 +2,7 @@
 config_readings.json.
 
 Nobody else says what is right there: a person has looked at it. What changes, and for whom, shows.
-scripts/record/record_readings.py makes them.
+scripts/record/record_metadata_variants.py makes them.
 """
 
 import json

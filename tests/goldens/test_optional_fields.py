@@ -2,8 +2,8 @@
 
 unsaid.json has by model which of them change nothing if they are missing ("idle"), which mean a number then ("as"), and
 which are needed; there llama.cpp does the same (0.3.36), with the same logits. "without" are tensors that all layers
-may lack, with some of its logits then. Where the two do not agree, there is nothing. scripts/record/record_unsaid.py
-makes it.
+may lack, with some of its logits then. Where the two do not agree, there is nothing.
+scripts/record/record_optional_fields.py makes it.
 """
 
 import json

@@ -298,6 +298,6 @@ def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
 @pytest.mark.sampled
 def test_killed_ladders():
     """At random moments: no file has its name before all are whole, and the next run ends with the same bytes."""
-    command = [sys.executable, ROOT / "scripts" / "fuzz" / "kills.py", "ladder", "--times", "4"]
+    command = [sys.executable, ROOT / "scripts" / "fuzz" / "kill_test.py", "ladder", "--times", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "4 times" in done.stdout, done.stderr

@@ -8,7 +8,7 @@ import pytest
 from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "tools"))
-import faults as finder
+import mutants as finder
 import mutate
 
 
@@ -92,7 +92,7 @@ def test_a_place():
 @pytest.mark.sampled
 def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     monkeypatch.setattr(mutate, "executed", dict)
-    [mutant, *_] = mutate.placed("scripts/tools/faults.py")
+    [mutant, *_] = mutate.placed("scripts/tools/mutants.py")
     assert mutate.tests_of(mutant, 10) == []
     [mutant, *_] = mutate.placed("localllm/generation/sampling/candidates.py")
     assert "tests/unit/generation/sampling/test_steps.py" in mutate.tests_of(mutant, 10)
@@ -170,7 +170,7 @@ def test_which_functions_a_test_executes(tmp_path):
         "EXECUTED": str(tmp_path),
         "PATH": "/usr/bin:/bin",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "executed", "-p", "no:cacheprovider", "test_x.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "coverage_plugin", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     [found] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
     assert "localllm/generation/sampling/candidates.py:History.append" in found and "History.copy" not in found

@@ -537,7 +537,7 @@ def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
 
 @pytest.mark.slow
 def test_killed_while_writing(warm: Path, environment):
-    """Three times; scripts/fuzz/kills.py does it as often as wanted."""
+    """Three times; scripts/fuzz/kill_test.py does it as often as wanted."""
     expected = answer(command(warm, "--no-cache"), environment).stdout
     started = time.monotonic()
     answer(command(warm), environment)

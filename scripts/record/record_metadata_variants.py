@@ -3,7 +3,7 @@
 
 Writes tests/goldens/readings.json and tests/goldens/config_readings.json.
 
-    python scripts/record/record_readings.py [NAME...]
+    python scripts/record/record_metadata_variants.py [NAME...]
 
 Without names: all of them. Of a config.json, what tests/goldens/config_changes.json has by llama.cpp is left out. A
 variant of an architecture has only what it does not read as one before. Look at what has changed: nobody else says

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record what files need not say, by llama.cpp, in tests/goldens/unsaid.json.
 
-    python scripts/record/record_unsaid.py --peer-python PEER/bin/python [NAME...]
+    python scripts/record/record_optional_fields.py --peer-python PEER/bin/python [NAME...]
 
 PEER as for record_goldens.py. Each hyperparameter of a tiny model is left out: llama.cpp does not open it then, or
 computes the same logits, or others, which the reference has to compute as well; and so is each tensor of all layers.

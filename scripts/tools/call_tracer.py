@@ -1,6 +1,6 @@
-"""Which functions of localllm a process executes that a test has started: for executed.py, see there.
+"""Record which functions of localllm a process executes that a test has started, for coverage_plugin.py.
 
-Where `mutate.py map` runs the tests, a sitecustomize.py calls `begin` in every process of Python.
+When `mutate.py map` runs the tests, a sitecustomize.py calls `begin` in every Python process.
 """
 
 import json
@@ -14,14 +14,14 @@ OURS = os.path.join(ROOT, "localllm", ""), os.path.join(ROOT, "quant", "")
 
 
 def name_of(code: CodeType) -> str:
-    """Return the file, and the function within: generators and lambdas belong to the function around them."""
+    """Return "file:function"; generators and lambdas count as the function around them."""
     name = code.co_qualname.replace(".<locals>", "") if hasattr(code, "co_qualname") else code.co_name
     kept = [part for part in name.split(".") if not part.startswith("<")]
     return f"{os.path.relpath(code.co_filename, ROOT).replace(os.sep, '/')}:{'.'.join(kept)}"
 
 
 def begin() -> None:
-    """Write the name of each function that is called from now on to a file, at once: the process may be killed."""
+    """Write the name of each function that is called from now on to a file, unbuffered: the process may be killed."""
     test, folder = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0], os.environ.get("EXECUTED")
     if not test or not folder:
         return
@@ -36,7 +36,7 @@ def begin() -> None:
             if code.co_filename.startswith(OURS):
                 try:
                     os.write(descriptor, (json.dumps([test, 0.0, [name_of(code)]]) + "\n").encode())
-                except OSError:  # the program has closed it, or may not write so much
+                except OSError:  # the program has closed the descriptor, or has a limit on file sizes
                     sys.setprofile(None)
 
     threading.setprofile(see)

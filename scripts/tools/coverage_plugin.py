@@ -1,10 +1,10 @@
-"""A plugin of pytest: which functions of localllm each test executes, and how long it takes.
+"""A pytest plugin that records which functions of localllm each test executes, and how long the test takes.
 
-    PYTHONPATH=scripts/tools EXECUTED=FOLDER python -m pytest -p executed ...
+    PYTHONPATH=scripts/tools EXECUTED=FOLDER python -m pytest -p coverage_plugin ...
 
-Every process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/pages.py:Pages.take", ...]]. What
-processes execute that a test starts is written by traced.py, without seconds. What is compiled is not seen, and what
-fails is left out. Tests that FOLDER knows are not run again: whoever is interrupted goes on.
+Each process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/pages.py:Pages.take", ...]]. For
+processes that a test starts, call_tracer.py writes the functions, without seconds. Compiled functions are not seen, and
+failed tests are left out. Tests that have a record in FOLDER are not run again, so that an interrupted run can resume.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
-from traced import OURS, name_of
+from call_tracer import OURS, name_of
 
 seen, failed = set[CodeType](), set[str]()
 
@@ -28,7 +28,7 @@ def see(frame: FrameType, event: str, argument: object) -> None:
 
 
 def recorded(folder: Path) -> list[tuple[str, float, set[str]]]:
-    """Read a folder's records: tests, seconds, names of functions. A last line that was cut off is left out."""
+    """Read a folder's records: (test, seconds, names of functions); skip last lines that were cut off."""
     times, names = dict[str, float](), defaultdict[str, set[str]](set)
     for path in folder.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -67,7 +67,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def seconds() -> float:
-    """Of the processor, by this process and those that it has waited for."""
+    """Return the CPU seconds of this process and of the processes that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

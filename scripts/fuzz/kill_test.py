@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills localllm while it writes, again and again.
 
-    python scripts/fuzz/kills.py quantize|ladder|calibrate|cache [--times N]
+    python scripts/fuzz/kill_test.py quantize|ladder|calibrate|cache [--times N]
 
 Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
 moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
@@ -249,8 +249,8 @@ def main() -> None:
             kernels = Path(name) / "cache" / "kernels"
             shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
-        kills = {"quantize": kill_quantize, "ladder": kill_ladder, "calibrate": kill_calibrate, "cache": kill_cache}
-        hit = kills[options.what](Path(name), options.times)
+        runs = {"quantize": kill_quantize, "ladder": kill_ladder, "calibrate": kill_calibrate, "cache": kill_cache}
+        hit = runs[options.what](Path(name), options.times)
     print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
 
 
