@@ -3,7 +3,7 @@
     scripts/mutate map [PYTEST'S ARGUMENTS]        once: record which test executes what (minutes; can be resumed)
     scripts/mutate run --count 100 --seed 1        draw faults, and list those that no test noticed
     scripts/mutate run --count 100 --seed 1 --skip 60        the last 40 of them
-    scripts/mutate run --at localllm/engine/pages.py:44-60 --all     all possible faults there
+    scripts/mutate run --at localllm/engine/memory/page_table.py:44-60 --all     all possible faults there
 
 It works on copies of the tree and never touches the tree itself. The map in build/executed/ says which tests execute a
 function. If there are none (kernels are compiled, commands may run in processes of their own), the test files run whose

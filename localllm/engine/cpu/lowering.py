@@ -19,9 +19,8 @@ from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
-from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.operations.operation import Operation, Product, insert_activation_forms
 from localllm.engine.run import BATCH
-from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 

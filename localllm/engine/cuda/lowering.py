@@ -20,8 +20,7 @@ from localllm.engine.cuda.weights import CardWeights
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.operations.activation import WANTED
-from localllm.engine.operations.operation import Crossing, Operation, Product, lower_operations
-from localllm.engine.trace.activation_forms import insert_activation_forms
+from localllm.engine.operations.operation import Crossing, Operation, Product, insert_activation_forms, lower_operations
 from localllm.kernels.cuda import grid, parameters
 
 VERBS: dict[str, Callable[..., None]] = {

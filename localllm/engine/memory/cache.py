@@ -3,7 +3,7 @@
 The operating system commits memory when a token is first written there, so that a context of 131072 tokens costs only
 what the conversation uses. Layout: [layer][keys, values][key-value head][slot][head dimension], padded to blocks. A
 slot is the room of one token; the slots of a head are one stream, which is divided into pages
-(localllm.engine.memory.pages).
+(localllm.engine.memory.page_table).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

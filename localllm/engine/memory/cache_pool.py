@@ -2,8 +2,7 @@
 
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
-from localllm.engine.memory.page_table import PageTable
-from localllm.engine.memory.pages import Pages
+from localllm.engine.memory.page_table import Pages, PageTable
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.sequence_state import HybridState, SequenceState
 from localllm.kernels.arguments import PAGE

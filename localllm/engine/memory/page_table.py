@@ -1,14 +1,64 @@
-"""A sequence's page table: which pages of the cache hold its tokens. Forks share pages, copied on write."""
+"""Pages of the cache, and a sequence's page table: which pages hold its tokens. Forks share pages, copied on write.
 
-from collections.abc import Mapping
+A page is PAGE consecutive token slots, the same in every layer and head; its memory is in localllm.engine.memory.cache.
+"""
+
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from localllm.arch.layer_state import SLACK
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
-from localllm.engine.memory.pages import Pages
+from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
+
+
+class Pages:
+    """Allocates a fixed number of pages, by number; references: int64 [pages], how many tables each page is in."""
+
+    def __init__(self, count: int):
+        self.references = np.zeros(count, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @property
+    def used(self) -> int:
+        """Number of pages in use."""
+        return int(np.count_nonzero(self.references))
+
+    def take(self, after: int | None) -> int:
+        """Allocate a page: the one after `after` if it is free, so that attention reads contiguous memory.
+
+        Otherwise in the middle of the largest gap, so that all sequences have room to grow. Raises MemoryLimitError.
+        """
+        page = -1 if after is None else after + 1
+        if not 0 < page < len(self) or self.references[page]:
+            page = self._middle_of_largest_gap()
+        self.references[page] = 1
+        return page
+
+    def _middle_of_largest_gap(self) -> int:
+        used = np.flatnonzero(self.references)
+        if not len(used):
+            return 0
+        starts, ends = np.concatenate(([0], used + 1)), np.concatenate((used, [len(self)]))
+        largest = int(np.argmax(ends - starts))
+        start, end = int(starts[largest]), int(ends[largest])
+        if start == end:
+            raise MemoryLimitError(f"the KV cache is full: all of its {len(self) * PAGE} positions are in use")
+        return start + (end - start) // 2 if start else 0
+
+    def share(self, table: Iterable[int]) -> None:
+        """Add a reference to these pages."""
+        self.references[list(table)] += 1
+
+    def release(self, table: Iterable[int]) -> list[int]:
+        """Drop a reference to these pages; return the pages that are free now."""
+        table = list(table)
+        self.references[table] -= 1
+        return [page for page in table if not self.references[page]]
 
 
 class PageTable:

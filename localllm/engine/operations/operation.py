@@ -4,8 +4,8 @@ Each family of operations has a file in this folder with its records and their l
 record them, and a NumPy reference. localllm.engine.operations.registry lists them all.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
@@ -19,6 +19,7 @@ from localllm.kernels.verbs import where
 
 T = TypeVar("T")
 Crossing = Mapping[Activation, np.ndarray]  # activations that cross between targets, float32 [BATCH, row length]
+Forms = Mapping[str, bool]  # by the verb that converts: whether the form must be exact
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
@@ -125,3 +126,21 @@ def lower(steps: Steps, operation: Operation, target: Target) -> None:
         own(steps, operation, target)
     else:
         operation.lower(steps, target)
+
+
+def insert_activation_forms(operations: Iterable[Operation], forms_of: Callable[[Operation], Forms]) -> list[Operation]:
+    """Insert the conversions of first inputs that forms_of(operation) names, once per activation and form.
+
+    The converted forms become further inputs of the operation, in the order of forms_of.
+    """
+    made, result = dict[tuple[str, Activation], Activation](), list[Operation]()
+    for operation in operations:
+        forms = []
+        for verb, exact in forms_of(operation).items():
+            x = operation.inputs[0]
+            if (verb, x) not in made:
+                made[verb, x] = Activation(x.rows, x.columns)
+                result.append(ActivationForm((x,), made[verb, x], verb, exact))
+            forms.append(made[verb, x])
+        result.append(replace(operation, inputs=(*operation.inputs, *forms)) if forms else operation)
+    return result

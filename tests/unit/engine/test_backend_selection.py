@@ -30,10 +30,9 @@ from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Elementwise, Scale
 from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
 from localllm.engine.operations.linear import Linear
-from localllm.engine.operations.operation import Operation, StateOperation, operation
+from localllm.engine.operations.operation import Operation, StateOperation, insert_activation_forms, operation
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.run import Runs
-from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.split import split_at_layer

@@ -15,7 +15,7 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
 from localllm.engine.engine import Engine
-from localllm.engine.memory.pages import Pages
+from localllm.engine.memory.page_table import Pages
 from localllm.engine.options import EngineOptions
 from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
