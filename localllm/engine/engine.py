@@ -68,11 +68,9 @@ class Engine:
     """
 
     def __init__(
-        self,
-        file: GGUFFile,
-        options: EngineOptions | None = None,
+        self, file: GGUFFile, options: EngineOptions | None = None,
         found: tuple[Family, Hyperparameters] | None = None,
-    ):
+    ):  # fmt: skip
         """Trace the model and build its backend.
 
         found: the result of `architecture(file)`, if known. Raises ModelError, MemoryLimitError, UsageError.

@@ -6,16 +6,12 @@ state.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES
-
-if TYPE_CHECKING:
-    from localllm.engine.image_tokens import ImageEmbedding
-
 
 BATCH = 512  # most tokens of a run
 PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
@@ -33,7 +29,7 @@ class Span(NamedTuple):
     wanted: int  # number of last tokens whose logits are returned
     kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
     encoded: int = 0  # how many of the sequence's first tokens the encoder has read
-    seen: "ImageEmbedding | None" = None  # the image whose rows the ids are; such a span is alone in its run
+    seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
     ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
 
 

@@ -1,4 +1,4 @@
-"""Pages of the cache, and a sequence's page table: which pages hold its tokens. Forks share pages, copied on write.
+"""Pages of the cache, and a sequence's page table: which pages hold its tokens, with copy on write among forks.
 
 A page is PAGE consecutive token slots, the same in every layer and head; its memory is in localllm.engine.memory.cache.
 """

@@ -53,25 +53,28 @@ if SIMULATED:
     store_i32, store_i64 = poke(ctypes.c_int32, int), poke(ctypes.c_int64, int)
     store_u16 = poke(ctypes.c_uint16, int)
 
-    def load_4i32(address):
-        """Return four int32 at once, at a multiple of 16 bytes."""
-        assert address % 16 == 0, "a vector load that is not aligned"
-        return tuple((ctypes.c_int32 * 4).from_address(int(address)))
+    def peek_vector(kind, count):
+        """Make a function that loads `count` numbers of 4 bytes at once, at a multiple of their size."""
 
-    def load_2i32(address):
-        """Return two int32 at once, at a multiple of 8 bytes."""
-        assert address % 8 == 0, "a vector load that is not aligned"
-        return tuple((ctypes.c_int32 * 2).from_address(int(address)))
+        def load(address):
+            assert address % (4 * count) == 0, "a vector load that is not aligned"
+            return tuple((kind * count).from_address(int(address)))
 
-    def load_4f32(address):
-        """Load four float32 at once, at a multiple of 16 bytes."""
-        assert address % 16 == 0, "a vector load that is not aligned"
-        return tuple((ctypes.c_float * 4).from_address(int(address)))
+        return load
 
-    def store_4f32(address, a, b, c, d):
-        """Store four float32 at once, to a multiple of 16 bytes."""
-        assert address % 16 == 0, "a vector store that is not aligned"
-        (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
+    def poke_vector(kind, convert):
+        """Make a function that stores four numbers of 4 bytes at once, to a multiple of 16 bytes."""
+
+        def store(address, a, b, c, d):
+            assert address % 16 == 0, "a vector store that is not aligned"
+            (kind * 4).from_address(int(address))[:] = [convert(x) for x in (a, b, c, d)]
+
+        return store
+
+    load_4i32, load_2i32 = peek_vector(ctypes.c_int32, 4), peek_vector(ctypes.c_int32, 2)
+    load_4f32, load_2f32 = peek_vector(ctypes.c_float, 4), peek_vector(ctypes.c_float, 2)
+    stream_4i32, stream_2i32 = load_4i32, load_2i32  # on a GPU these bypass the L1 cache
+    store_4f32, store_4i32 = poke_vector(ctypes.c_float, float), poke_vector(ctypes.c_int32, int)
 
     def quiet(function):
         """Make a function of NumPy that returns infinity and NaN without a warning."""
@@ -91,24 +94,6 @@ if SIMULATED:
     def sine_of_turns(x):
         """Return the sine of 2 pi x, a float64."""
         return math.sin(2 * math.pi * (x % 1))
-
-    def stream_4i32(address):
-        """Load four int32 at once, at a multiple of 16 bytes, without keeping them in the L1 cache."""
-        return load_4i32(address)
-
-    def stream_2i32(address):
-        """Load two int32 at once, at a multiple of 8 bytes, without keeping them in the L1 cache."""
-        return load_2i32(address)
-
-    def load_2f32(address):
-        """Load two float32 at once, at a multiple of 8 bytes."""
-        assert address % 8 == 0, "a vector load that is not aligned"
-        return tuple((ctypes.c_float * 2).from_address(int(address)))
-
-    def store_4i32(address, a, b, c, d):
-        """Store four int32 at once, to a multiple of 16 bytes."""
-        assert address % 16 == 0, "a vector store that is not aligned"
-        (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
     def bits(word, shift, mask):
         """Return the int32 shifted right by `shift` places, zeros coming in, or left by -shift, and masked."""

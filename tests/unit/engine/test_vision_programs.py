@@ -160,7 +160,7 @@ def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
     options = SimpleNamespace(thread_count=3, progress="progress")
     made = VisionProgram(part, H, options, True)
     cache, ((operations, places, threads, progress), named) = heard
-    assert cache == ((), pages, pictures.KEPT, part.recorder.operations) and operations is part.recorder.operations
+    assert cache == ((), pages, pictures.KV_TYPE, part.recorder.operations) and operations is part.recorder.operations
     assert (places.cache, places.layout, len(places.header.ids)) == ("cache", None, rows)
     assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "streams": True}, "close")
     VisionProgram(part, H, options)
