@@ -240,13 +240,9 @@ class Model(GenerationMixin):
         from localllm.kernels.arguments import PAGE
         from localllm.system.memory import available_memory
 
-        room = max(0, available_memory() - self.file.nbytes)
-        room = room if memory is None else min(room, memory)
-        places = (
-            max(self.context + PAGE, room // self.engine.bytes_per_token)
-            if self.engine.bytes_per_token
-            else sys.maxsize
-        )
+        free = max(0, available_memory() - self.file.nbytes)
+        room, size = free if memory is None else min(free, memory), self.engine.bytes_per_token
+        places = max(self.context + PAGE, room // size) if size else sys.maxsize
         self.session.cache.collect()
         chunk = most_between_steps(self.file.parameters)
         cache = PrefixCache(self.engine, self.prefixes, self.written, is_shared=True, is_live=True) if live else None
