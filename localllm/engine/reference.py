@@ -29,7 +29,7 @@ class ReferenceBackend:
         kv_type: KVType,
         context: int,
         observer: ImatrixCollector | None,
-        encoding: Callable[[Reference], np.ndarray] | None = None,
+        encoding: Callable[[Reference], object] | None = None,
     ):
         """Store the model; forward, encoding: call the architecture's verbs on a builder; context: the most tokens."""
         self._forward, self._encoding, self._kv_type, self._context, self._observer = (

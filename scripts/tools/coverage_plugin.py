@@ -2,9 +2,10 @@
 
     PYTHONPATH=scripts/tools EXECUTED=FOLDER python -m pytest -p coverage_plugin ...
 
-Each process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/memory/page_table.py:Pages.take", ...]]. For
-processes that a test starts, call_tracer.py writes the functions, without seconds. Compiled functions are not seen, and
-failed tests are left out. Tests that have a record in FOLDER are not run again, so that an interrupted run can resume.
+Each process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/sequence.py:Sequence.fork", ...]].
+For processes that a test starts, call_tracer.py writes the functions, without seconds. Compiled functions are not seen,
+and failed tests are left out. Tests that have a record in FOLDER are not run again, so that an interrupted run can
+resume.
 """
 
 import json
