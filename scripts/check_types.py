@@ -1,4 +1,4 @@
-"""Runs mypy over the package as it is installed: a copy of localllm/ with quant/ inside. Arguments go to mypy."""
+"""Run mypy over the package as it is installed, a copy of localllm/ with quant/ inside. Arguments go to mypy."""
 
 import shutil
 import subprocess

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The project's Python environment, .venv, and what is run in it; on every system.
+"""Make the project's Python environment, .venv, and run the demo or the tests in it, on every system.
 
     environment.py prepare [EXTRA]    localllm, installed in place: edits take effect at once; dev: tools to work on it
-    environment.py demo               asks the built-in model a question; the answer alone goes to stdout
+    environment.py demo               asks the built-in model a question; only the answer goes to stdout
     environment.py test [ARGUMENTS]   pytest, one test more at once than there are cores; --real: brings real models,
                                       and runs their tests one by one
 
-Needs nothing but Python 3.11. A second run changes nothing: each kind of installation leaves a note of the folder and
-the pyproject.toml that it was made from, and is made again when they differ.
+Needs only Python 3.11. An environment is made again only if its folder or pyproject.toml has changed since, of which
+each kind of installation keeps a note.
 """
 
 import os
@@ -33,7 +33,7 @@ def is_suitable(python: Path) -> bool:
 
 
 def prepare(extra: str = "") -> None:
-    """Have the environment, with localllm and an extra of pyproject.toml. Raises SystemExit."""
+    """Make the environment if it is missing or outdated; extra: of pyproject.toml. Raises SystemExit."""
     made_from = f"{ROOT}\n{(ROOT / 'pyproject.toml').read_text('utf-8')}\n"
     if not is_suitable(PYTHON):
         import venv  # which Pythons that are part of another program lack
@@ -66,9 +66,9 @@ def demo() -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """The exit code of pytest.
+    """Run pytest; return its exit code.
 
-    One more at once than there are cores: some wait for a server, a terminal, or a kernel that another one compiles.
+    It runs one worker more than there are cores: some wait for a server, a terminal, or a kernel that another compiles.
     With more threads the workers' matrix products wait for each other: a third of their time.
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -81,18 +81,18 @@ def test(arguments: list[str]) -> int:
 
 
 def fetch_real_models() -> None:
-    """Bring those that are not there; tests without theirs are skipped, with a reason."""
+    """Download missing real models; tests whose model is still missing are skipped, with a reason."""
     if subprocess.run([PYTHON, "scripts/real_models.py"], cwd=ROOT, stdout=sys.stderr).returncode:
         say("Going on without the real models that are not there ...")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main(words: list[str]) -> int:
-    """Do what the first word says. Raises SystemExit."""
+    """Run the command that the first argument names. Raises SystemExit."""
     if sys.version_info < LEAST:
         raise SystemExit("localllm needs Python 3.11 or newer: install it from https://www.python.org/downloads/")
     command, *arguments = words or [""]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""HumanEval by `localllm map` or a server.
+"""Run HumanEval with `localllm map` or a server.
 
     python scripts/human_eval.py MODEL|URL [MAP'S OPTIONS]
 
@@ -10,9 +10,8 @@
     python scripts/human_eval.py MODEL.gguf --answers FILE        # keep the answers; what is there is not asked again
     python scripts/human_eval.py http://127.0.0.1:8080/v1 --callers 16   # ask a server: ours, llama-server, any
 
-What else is given goes to `map`. Each answer's code is executed with the task's tests as by `localllm eval`'s grader
-`program`, and nowhere else. One line tells how many are right, and how long the answers took; --list also which are
-not, and why.
+Other arguments go to `map`. Each answer's code runs with the task's tests, confined as by `localllm eval`'s grader
+`program`. One line says how many are right and how long the answers took; --list also shows which are wrong, and why.
 """
 
 import argparse
@@ -43,7 +42,7 @@ TOKENS = 512
 
 
 class Task(NamedTuple):
-    """One of HumanEval's."""
+    """A task of HumanEval."""
 
     task_id: str
     prompt: str
@@ -52,19 +51,19 @@ class Task(NamedTuple):
 
 
 def read_tasks(path: Path | None = None) -> list[Task]:
-    """All tasks in their order. path: of HumanEval.jsonl.gz."""
+    """Read all tasks in order; path: of HumanEval.jsonl.gz."""
     with gzip.open(path or read_table()["human-eval"].path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [Task(*(row[field] for field in Task._fields)) for row in rows]
 
 
 def judge(task: Task, answer: str) -> Outcome:
-    """Whether an answer's code passes the task's tests. Raises RuntimeError where it cannot be confined."""
+    """Return whether an answer's code passes the task's tests. Raises RuntimeError if it cannot be confined."""
     return run_confined(program_of(task._asdict(), answer))
 
 
 def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, Outcome]:
-    """Return the outcomes by task; of those that have an answer."""
+    """Judge all answers; return the outcomes by task."""
     answered = [task for task in tasks if task.task_id in answers]
     with ThreadPoolExecutor(at_once) as pool:
         outcomes = pool.map(lambda task: judge(task, answers[task.task_id]), answered)
@@ -72,7 +71,7 @@ def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) 
 
 
 def text_of(output: str, in_json: bool) -> str:
-    """Return the code's text within an answer."""
+    """Return the code in an answer."""
     if not in_json:
         return output
     try:

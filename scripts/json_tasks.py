@@ -1,8 +1,8 @@
-"""Forty questions whose answers are JSON of a schema and known: tests/goldens/json_tasks.jsonl, and who is right.
+"""Read and grade forty questions with known JSON answers: tests/goldens/json_tasks.jsonl.
 
-A line has id, prompt, schema and expect: what the answer's JSON has to be equal to. Texts are compared without regard
-to capitals, surrounding spaces and a full stop behind them; {"any": [...]} stands for one of several. A list that
-has the same thing twice is wrong.
+A line has id, prompt, schema and expect, the value that the answer's JSON must equal. Strings are compared without
+regard to case, surrounding spaces and a final full stop; {"any": [...]} accepts one of several values. A list with
+duplicates is wrong.
 """
 
 import json
@@ -13,7 +13,7 @@ FILE = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "json_task
 
 
 class JsonTask(NamedTuple):
-    """A question."""
+    """A question, its schema and the expected value."""
 
     id: str
     prompt: str
@@ -22,12 +22,12 @@ class JsonTask(NamedTuple):
 
 
 def read_json_tasks(path: Path = FILE) -> list[JsonTask]:
-    """All of them in their order."""
+    """Read all questions in order."""
     return [JsonTask(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
 def is_right(task: JsonTask, answer: str) -> bool:
-    """Whether an answer's text is the JSON that is expected."""
+    """Return whether an answer's text is the expected JSON."""
     try:
         value = json.loads(answer)
     except ValueError:
@@ -38,7 +38,7 @@ def is_right(task: JsonTask, answer: str) -> bool:
 
 
 def is_equal(value: Any, expected: Any) -> bool:
-    """Whether a value is what is expected, or one of several."""
+    """Return whether a value equals the expected one, or one of several."""
     if isinstance(expected, dict) and [*expected] == ["any"]:
         return any(is_equal(value, each) for each in expected["any"])
     if isinstance(expected, dict):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Answers by many JSON schemas of different kinds, each compared with what the library jsonschema says.
+"""Generate answers that must match many different JSON schemas, and validate each with the library jsonschema.
 
     scripts/fuzz/check_schemas.py MODEL... [--count 300] [--seed 1]
 
-Every finished answer has to be valid; one that max_tokens cut is counted. Two rounds: what the model would say, and
-tokens drawn at random from all that are allowed, which finds what no model would say.
+Each finished answer must be valid; answers cut by max_tokens are counted. There are two rounds: tokens that the model
+prefers, and tokens drawn at random from all that are allowed, which finds answers that no model would give.
 """
 
 import argparse
@@ -46,13 +46,13 @@ NAMES = ("name", "age", "city", "is_open", "price", "tags", "größe", "a b", "k
 
 
 class Schemas:
-    """Makes schemas, by a seed always the same."""
+    """Makes schemas at random; the same for the same seed."""
 
     def __init__(self, seed: int):
         self._random = Random(seed)
 
     def __iter__(self) -> Iterator[tuple[str, Schema]]:
-        """One kind after the other: (kind, schema)."""
+        """Yield (kind, schema), the kinds in turn."""
         kinds = [*self._kinds()]
         while True:
             for kind in kinds:
@@ -191,13 +191,13 @@ class Schemas:
         return {"$ref": "#/$defs/node", "$defs": {"node": node}}
 
     def _older(self, depth: int) -> Schema:
-        """As draft 7 has it."""
+        """Convert a schema to draft 7."""
         first = [self._any(0), self._any(0)]
         schema = {"type": "array", "items": first, "additionalItems": False, "minItems": 2}
         return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
 
     def _described(self, schema: Schema) -> Schema:
-        """With words for people, sometimes."""
+        """Add a title or description, sometimes."""
         words = {"title": "A thing", "description": "What it is.", "examples": [1], "default": None}
         return {**schema, **words} if self._random.random() < 0.2 else schema
 
@@ -212,7 +212,7 @@ def checker(schema: Schema) -> jsonschema.FormatChecker:
 
 
 def _instant(parse: Any, text: str) -> Any:
-    """Python knows no leap second, and no fraction of more than six digits."""
+    """Accept what Python cannot parse: leap seconds, and fractions of more than six digits."""
     return parse(re.sub(r":60(?=[.Zz+-])", ":59", re.sub(r"(\.\d{6})\d+", r"\1", text.upper())))
 
 
@@ -227,7 +227,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def problem(schema: Schema, text: str) -> str | None:
-    """Return the problem of an answer, if any."""
+    """Return why an answer is invalid; None if it is valid."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind(schema, format_checker=checker(schema)).validate(json.loads(text))
@@ -239,7 +239,7 @@ def problem(schema: Schema, text: str) -> str | None:
 def check(
     model: localllm.Model, schemas: list[tuple[str, Schema]], temperature: float, seed: int, most: int
 ) -> Counter[str]:
-    """One answer to each schema; prints what is wrong, and counts."""
+    """Generate an answer to each schema; print the invalid ones and the counts."""
     sampling = SamplingOptions(temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
     counts: Counter[str] = Counter()
     requests = (

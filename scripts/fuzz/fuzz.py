@@ -1,10 +1,9 @@
 """Fuzz with damaged files, for hours: python scripts/fuzz/fuzz.py [--count N] [--first SEED] [--kind KIND].
 
-Each file is made from a seed, by changes that know what the file is made of, and goes through everything that a command
-does with it: see scripts/fuzz/fuzz_kinds.py. It happens in batches, in processes with limits on memory and time: what
-ends
-one is a finding, and so is an exception that is not of localllm.errors, or takes too long. The findings are printed as
-they come; `--first SEED --count 1` shows one again. The last line names the seed to go on with.
+Each file is made from a seed, by changes that respect its format, and goes through everything that a command does with
+it (scripts/fuzz/fuzz_kinds.py). Batches run in processes with limits on memory and time. A finding is a process that
+dies, an exception that is not of localllm.errors, or one that takes too long. Findings are printed at once; `--first
+SEED --count 1` reproduces one. The last line names the seed to continue with.
 """
 
 import argparse
@@ -44,7 +43,7 @@ NEWS = 10_000  # files between two lines that say how far it is
 
 
 def outcome(kind: Kind, path: Path, draw: random.Random) -> str:
-    """Return the outcome of a file: "accepted", "refused", or the exception that should not be."""
+    """Return the outcome of a file: "accepted", "refused", or the unexpected exception."""
     try:
         kind.read(path, draw)
     except LocalllmError as error:
@@ -55,7 +54,7 @@ def outcome(kind: Kind, path: Path, draw: random.Random) -> str:
 
 
 def batch(first: int, count: int, kinds: dict[str, Kind], seeds: list[Path], folder: Path, results: int) -> None:
-    """In a process of its own: write "seed kind outcome" lines."""
+    """Write a line "seed kind outcome" for each seed (runs in a process of its own)."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -78,7 +77,7 @@ def batch(first: int, count: int, kinds: dict[str, Kind], seeds: list[Path], fol
 
 
 def run_batch(first: int, count: int, *given: object) -> tuple[dict[int, tuple[str, str]], str]:
-    """Kind and outcome by seed, and how the process ended if not by itself, which is then about the last of them."""
+    """Run a batch in a process; return kind and outcome by seed, and how the process died, if it did."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -117,7 +116,7 @@ def run_batch(first: int, count: int, *given: object) -> tuple[dict[int, tuple[s
 
 
 def seeds_in(folder: Path | None, made: Path) -> list[Path]:
-    """Small models of every kind of vocabulary, projectors of every family, and what the folder has."""
+    """Return small models with each type of vocabulary, projectors of each family, and the files of the folder."""
     from models.projectors import PROJECTORS, projector, write_projector
     from strangers import Wrong
 
@@ -137,7 +136,7 @@ def seeds_in(folder: Path | None, made: Path) -> list[Path]:
 
 
 def warm_up(seeds: list[Path]) -> None:
-    """Load what batches need, so that it is there when they begin; kernels are compiled, where they are not yet."""
+    """Import modules and compile kernels before batches are forked, so that each finds them ready."""
     for seed in seeds:
         file = GGUFFile.open(seed)
         if "token_embd.weight" in file.tensors:
@@ -149,7 +148,7 @@ def warm_up(seeds: list[Path]) -> None:
 
 
 def keep_memory() -> None:
-    """Have the C library keep freed memory for the next file: giving it back took a third of the time."""
+    """Make the C library keep freed memory for the next file: returning it took a third of the time."""
     for option, size in ((-1, 300 << 20), (-3, 100 << 20)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
         with suppress(AttributeError):  # no glibc
             ctypes.CDLL(None).mallopt(option, size)

@@ -1,7 +1,7 @@
-"""The inputs of scripts/fuzz/fuzz.py and their readers: wrong models of many kinds, templates, and files of our own.
+"""The inputs of scripts/fuzz/fuzz.py: makers of damaged models, templates and localllm's own files, and their readers.
 
-Each maker draws a wrong file from random numbers and writes it; each reader does with it what a command would, and
-lets errors through.
+Each maker writes a damaged file drawn from random numbers; each reader uses it as a command would, and raises what that
+raises.
 """
 
 import json
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
 
 def value(draw: random.Random) -> object:
-    """Any metadata value."""
+    """Return a random metadata value of any type."""
     match draw.randrange(9):
         case 0:
             return draw.choice([-1, -5, 3])
@@ -76,7 +76,7 @@ def value(draw: random.Random) -> object:
 
 
 def near(draw: random.Random, old: Any) -> object:
-    """Return a value of the same type, or any."""
+    """Return a random value, mostly of the same type."""
     if draw.random() < 0.3 or isinstance(old, list | np.ndarray):
         return value(draw)
     if isinstance(old, bool):
@@ -135,7 +135,7 @@ def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def changed_items(draw: random.Random, old: Any) -> object:
-    """Return an array with a few of its items changed, or of another length; another value for what is none."""
+    """Change a few items of an array, or its length; replace a value that is no array."""
     if not isinstance(old, list | np.ndarray) or not len(old):
         return near(draw, old)
     items = list(old) if isinstance(old, list) else old.copy()
@@ -153,7 +153,7 @@ def changed_items(draw: random.Random, old: Any) -> object:
 
 
 def damaged(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """Bytes of a valid file changed, most of them in its header."""
+    """Write a valid file with some bytes changed, most of them in its header."""
     data = bytearray(draw.choice(seeds).read_bytes())
     for _ in range(draw.randint(1, 4)):
         place = draw.randrange(min(len(data), 24000))
@@ -255,7 +255,7 @@ def read_model(path: Path, draw: random.Random) -> None:
 
 
 def read_weights(path: Path, draw: random.Random) -> None:
-    """All of them, or in a run."""
+    """Read all weights, or run the model."""
     file = GGUFFile.open(path)
     if draw.random() < 0.7:
         return require_numbers(file)
@@ -290,7 +290,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
 
 
 def look(file: GGUFFile, draw: random.Random) -> None:
-    """See an image by a projector."""
+    """Encode an image with a projector."""
     from PIL import Image
 
     reader = VisionEncoder(file, EngineOptions(threads=1))
@@ -344,7 +344,7 @@ def expression(draw: random.Random, depth: int) -> str:
 
 
 def statement(draw: random.Random, depth: int) -> str:
-    """Return some of a Jinja template."""
+    """Return a random Jinja statement."""
     if depth <= 0:
         return "{{ " + expression(draw, 3) + " }}"
     inner = "".join(statement(draw, depth - 1) for _ in range(draw.randint(1, 2)))
@@ -368,7 +368,7 @@ def statement(draw: random.Random, depth: int) -> str:
 
 
 def template(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """One by the grammar, or of pieces."""
+    """Write a template made by a grammar, or of random pieces."""
     made = statement(draw, draw.randrange(5)) if draw.random() < 0.8 else "".join(draw.choices(PIECES, k=20))
     path.write_text(made, errors="replace")
 
@@ -378,7 +378,7 @@ def read_template(path: Path, draw: random.Random) -> None:
 
 
 def render(source: str) -> None:
-    """In this process, as if it had passed its trial. A template may fail as it likes."""
+    """Render a template in this process, without the probe; any of the template's own errors is accepted."""
     try:
         render_template(compile_template(source), {"messages": MESSAGES, "add_generation_prompt": True, "x": ["a"]})
     except MemoryError:
@@ -412,7 +412,7 @@ def bytes_changed(draw: random.Random, valid: bytes) -> bytes:
 
 
 def anything(draw: random.Random, depth: int = 3) -> Any:
-    """Return a value of JSON."""
+    """Return a random JSON value."""
     match draw.randrange(8 if depth else 5):
         case 0:
             return draw.choice([*NUMBERS, *FLOATS[:6], 10**400])
@@ -443,7 +443,7 @@ def read_session(path: Path, draw: random.Random) -> None:
 
 
 def records(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """Of `map`."""
+    """Write a result file of `map`, damaged."""
     lines = [json.dumps({"id": 1, "text": "a"}), json.dumps(anything(draw)), json.dumps(anything(draw))]
     path.write_bytes(bytes_changed(draw, "\n".join(lines).encode()))
 
@@ -509,14 +509,14 @@ KEY = "0123456789abcdef" * 2
 
 @cache
 def kept_prompt() -> bytes:
-    """Return a valid file of the cache of prompts."""
+    """Return the content of a valid file of the prefix cache."""
     parts = {"k": np.arange(64, dtype=np.uint8), "v": np.arange(99, dtype=np.uint8)}
     prefix_files.write_prefix(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
     return (prefix_files.folder() / KEY).read_bytes()
 
 
 def prompt(draw: random.Random, seeds: list[Path], path: Path) -> None:
-    """Write a file of the prefix cache, in its place; some with right checksums over a wrong header."""
+    """Write a damaged file into the prefix cache; some have valid checksums over a wrong header."""
     valid = kept_prompt()
     if draw.random() < 0.5:
         parts = [["k", draw.choice([64, *NUMBERS]), 0], anything(draw)][: draw.randint(1, 2)]

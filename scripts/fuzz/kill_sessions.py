@@ -1,9 +1,9 @@
-"""Kill processes that write sessions, and see that nothing is lost.
+"""Kill processes that write sessions, and check that no turn is lost.
 
     python scripts/fuzz/kill_sessions.py [200]
 
-Each process says how many turns it has written, and goes on until it is killed. What is in the file then must be those
-turns, to the byte, and at most one more. Part of the turns replaces the file, as /undo does. Exits with 1 at a loss.
+Each process reports each turn that it has written, until it is killed. The file must then have exactly the reported
+turns, to the byte, and at most one more. Some turns replace the file, as /undo does. Exits with 1 if a turn is lost.
 """
 
 import os
@@ -19,7 +19,7 @@ from localllm.services.sessions import SessionFile, path_of, read
 
 
 def turn(number: int) -> list[dict[str, str]]:
-    """Its messages, some of them long."""
+    """Return the messages of a turn; some are long."""
     text = f"Turn {number}: über 狐 " * (1 + number * 7 % 300)
     return [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": text}]
 
@@ -39,7 +39,7 @@ def write(name: str, first: int) -> None:
 
 
 def kill_one(name: str, first: int, count: int, seconds: float) -> tuple[int, int]:
-    """Let a process write so many turns, and for so long; how many it has told, and how many the file has."""
+    """Kill a process after some turns and a delay; return how many turns it reported, and how many the file has."""
     process = subprocess.Popen([sys.executable, __file__, "write", name, str(first)], stdout=subprocess.PIPE)
     assert process.stdout
     data = process.stdout.read(8 * count)

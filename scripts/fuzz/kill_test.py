@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Kills localllm while it writes, again and again.
+"""Kill localllm at random moments while it writes, many times.
 
     python scripts/fuzz/kill_test.py quantize|ladder|calibrate|cache [--times N]
 
-Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
-moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
-process was not killed, there is no file too many. The cache is deleted now and then, so that processes write it anew;
-answers have to be the same.
+Each process is forked from this one, which has imported everything (on Windows it is started), and killed at a random
+moment. Afterwards the old file must be there, or the whole new one; after a process that was not killed there must be
+no further file. The cache is deleted now and then, so that processes write it anew; answers must stay the same.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from localllm.quantizing import ladder  # noqa: E402
 
 
 class Started:
-    """A process that runs a command, where none can be forked."""
+    """A process that runs a command, on systems without fork."""
 
     def __init__(self, arguments: tuple[object, ...], out: Path | None):
         with open(out or os.devnull, "wb") as answer:
@@ -41,23 +40,23 @@ class Started:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer)
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the process; return its exit code."""
         return self._process.wait()
 
     def until_writing(self, folder: Path, before: set[str]) -> None:
-        """Wait until it has a new file there, or has ended: to start takes it most of its time."""
+        """Wait until the process has written a new file or has ended: starting takes most of its time."""
         while self._process.poll() is None and before.issuperset(os.listdir(folder)):
             time.sleep(0.005)
 
     def kill(self) -> bool:
-        """Whether it was still at work."""
+        """Kill the process; return whether it was still at work."""
         was_at_work = self._process.poll() is None
         self._process.kill()
         return self._process.wait() != 0 and was_at_work
 
 
 class Forked(Started):
-    """The same, forked."""
+    """A forked process that runs a command."""
 
     def __init__(self, arguments: tuple[object, ...], out: Path | None):
         self._child = forked(arguments, out)
@@ -74,12 +73,12 @@ class Forked(Started):
 
 
 def start(*arguments: object, out: Path | None = None) -> Started:
-    """Return a process that runs a command, with its answer in a file."""
+    """Start a process that runs a command, with its stdout in a file."""
     return (Forked if hasattr(os, "fork") else Started)(arguments, out)
 
 
 def forked(arguments: tuple[object, ...], out: Path | None) -> int:
-    """Return the number of such a process."""
+    """Fork a process that runs a command; return its id."""
     if child := os.fork():
         return child
     null = os.open(os.devnull, os.O_RDWR)
@@ -94,32 +93,32 @@ def forked(arguments: tuple[object, ...], out: Path | None) -> int:
 
 
 def finished(child: Started) -> None:
-    """Wait for it. Raises SystemExit if it failed."""
+    """Wait for a process to end. Raises SystemExit if it failed."""
     if code := child.wait():
         raise SystemExit(f"a command that nobody killed ended with {code}")
 
 
 def seconds(*arguments: object, out: Path | None = None) -> float:
-    """Of a whole run."""
+    """Return the seconds of a whole run."""
     return seconds_left(start(*arguments, out=out))
 
 
 def seconds_left(child: Started) -> float:
-    """Until it ends by itself."""
+    """Wait until a process ends by itself; return the seconds that took."""
     began = time.monotonic()
     finished(child)
     return time.monotonic() - began
 
 
 def killed(wait: float, *arguments: object) -> bool:
-    """Whether it was still at work then."""
+    """Kill a process after some seconds; return whether it was still at work."""
     child = start(*arguments)
     time.sleep(wait)
     return child.kill()
 
 
 def writing(folder: Path, *arguments: object) -> Started:
-    """Return a process that writes to a folder, or is about to."""
+    """Start a process, and wait until it writes to a folder or is about to."""
     before = set(os.listdir(folder))
     child = start(*arguments)
     child.until_writing(folder, before)
@@ -127,7 +126,7 @@ def writing(folder: Path, *arguments: object) -> Started:
 
 
 def kill_quantize(folder: Path, times: int) -> int:
-    """How many were killed at work. The old file is another model, so that both can be told apart."""
+    """Kill `quantize`; return how many were at work. The old file is another model, so that both can be told apart."""
     model, out = write_tiny_model(folder / "m.gguf"), folder / "out"
     out.mkdir()
     command = ["quantize", model, out / "x.gguf", "Q8_0"]
@@ -198,7 +197,7 @@ def kill_calibrate(folder: Path, times: int) -> int:
 
 
 def whole_records(path: Path) -> bytes:
-    """Return a file's records without an unfinished one."""
+    """Return the complete records of a file."""
     data = path.read_bytes() if path.exists() else b""
     end = following = len(MAGIC) + DIGEST
     while following <= len(data):
@@ -238,7 +237,7 @@ def require(is_so: bool, otherwise: str) -> None:
 
 
 def main() -> None:
-    """Parse, kill, tell."""
+    """Run the tests that the arguments name, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["quantize", "ladder", "calibrate", "cache"])
     parser.add_argument("--times", type=int, default=200)

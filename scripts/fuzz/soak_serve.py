@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Callers that connect, break off, send garbage and repeat.
+"""Stress `localllm serve` with clients that connect, disconnect, send garbage and repeat.
 
     python scripts/fuzz/soak_serve.py MODEL --seconds 3600
 
-Tells how many requests there were, whether every answer was that of the same seed alone, and what the server's memory
-was in the middle, when caches are full, and in the end. Exits with 1 if an answer was wrong or something still runs.
+Prints how many requests there were, whether each answer equals that of the same seed without other clients, and the
+server's memory halfway, when caches are full, and at the end. Exits with 1 if an answer was wrong or something still
+runs.
 """
 
 import argparse
@@ -79,7 +80,7 @@ async def soak(seconds: float, callers: int, memory: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Parse, run, tell."""
+    """Run the clients and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--seconds", type=float, default=3600)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Writes a declaration of tests/support/models as large as real models are, with random blocks: for measuring speed.
+"""Write a model declared in tests/support/models at a realistic size, with random blocks, to measure its speed.
 
     python scripts/measure/make_declared.py falcon_h1 model.gguf [--format Q4_K_M]
 
-Of matrices whose rows are no multiple of a block numbers are Q8_0, or F32. `scripts/measure/compare_llama_cpp.py`
-measures it.
+Matrices whose rows are no multiple of the format's block are Q8_0 or F32. Measure it with
+`scripts/measure/compare_llama_cpp.py`.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def made(name: str, quantization: str) -> Model:
-    """Return the model."""
+    """Return the enlarged model."""
     declaration, random = DECLARATIONS[name], np.random.default_rng(0)
     own = {**SMALL, **SHAPES[name]}
     d = dims_of(declaration, **own)
@@ -64,7 +64,7 @@ def made(name: str, quantization: str) -> Model:
 
 
 def fitting(tensor: str, shape: tuple[int, ...], quantization: str) -> Format | None:
-    """Return the format of a matrix; None for plain numbers."""
+    """Return the format of a matrix; None for F32."""
     if len(shape) < 2 or any(part in tensor for part in (*PLAIN, "lerp", "time_mix_w", "time_mix_a", "time_mix_v1")):
         return None
     wanted = format_of(tensor, quantization)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Writes two models that agree on a known share of tokens, a large one and a small one: to measure draft models.
+"""Write a large and a small model that agree on a known share of tokens, to measure draft models.
 
     python scripts/measure/make_draft_pair.py target.gguf draft.gguf --agreement 0.8
 
-What comes next depends on the last token only: tokens follow each other in one circle through the whole vocabulary, so
-that no text repeats itself, and the small model has wrong successors for some of them, at random places. All layers are
-there and take their time, but what they add is multiplied by zero; a token's embedding is random signs, and its
-successor's row of the output matrix is the same signs.
+The next token depends only on the last one: tokens follow each other in one circle through the whole vocabulary, so
+that no text repeats itself. The small model has wrong successors for some tokens, at random. All layers take their
+usual time, but their results are multiplied by zero; a token's embedding is random signs, and its successor's row of
+the output matrix has the same signs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ROWS = 4096  # of a matrix that are made at once
 
 
 def successors(random: np.random.Generator, vocabulary: int) -> np.ndarray:
-    """Of each token the next, in a circle of all."""
+    """Return the successor of each token, in one circle through all."""
     circle = random.permutation(vocabulary)
     following = np.empty(vocabulary, np.int64)
     following[circle] = np.roll(circle, -1)
@@ -32,7 +32,7 @@ def successors(random: np.random.Generator, vocabulary: int) -> np.ndarray:
 
 
 def disagreeing(following: np.ndarray, agreement: float, random: np.random.Generator) -> np.ndarray:
-    """Return the same, but a share of 1 - agreement of the tokens have their successors exchanged."""
+    """Exchange the successors of a share of 1 - agreement of the tokens."""
     wrong = random.permutation(len(following))[: round((1 - agreement) * len(following))]
     changed = following.copy()
     changed[wrong] = np.roll(following[wrong], 1)
@@ -67,7 +67,7 @@ def write_pair(
     wanted: str = "Q4_K_M",
     seed: int = 0,
 ) -> None:
-    """Both files; the shapes' vocabularies are of one size, and their matrices not tied."""
+    """Write both files; the shapes must have equal vocabularies, and output matrices of their own."""
     random = np.random.default_rng(seed)
     following = successors(random, target_shape.vocabulary)
     other = disagreeing(following, agreement, random)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes a model with random weights, of a named shape and format, in seconds: for tests and for measuring speed.
+"""Write a model with random weights, of a named shape and format, in seconds, for tests and to measure speed.
 
     python scripts/measure/make_synthetic.py model.gguf --shape 1.2b --format Q4_K_M
 
@@ -57,7 +57,7 @@ SHAPES = {
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether llama-quantize's mixes give more bits to the sensitive tensors of this layer."""
+    """Return whether llama-quantize's mixes give more bits to the sensitive tensors of this layer."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
@@ -126,7 +126,7 @@ def planned(shape: Shape | RecurrentShape, wanted: str) -> list[Plan]:
 
 
 def llama_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """All tensors as (rows, columns)."""
+    """Return all tensors' sizes, (rows, columns)."""
     matrices = {
         "attn_q": (shape.width, shape.width),
         "attn_k": (shape.kv_width, shape.width),
@@ -287,7 +287,7 @@ def write_weights(
 
 
 def count(text: str) -> int:
-    """Return a number, in which k stands for 1024."""
+    """Parse a number; a final k multiplies it by 1024."""
     return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a constraint costs: microseconds of each token's mask, and milliseconds of a token with it and without.
+"""Measure constraints: microseconds per token mask, and milliseconds per token with the constraint and without.
 
     scripts/measure/measure_constraints.py MODEL [--tokens 40] [--rounds 6]
 
-Of the times the least and the median are told: a computer that does other things makes them longer, never shorter.
+Prints the least and the median time: other load on the computer only makes times longer.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def told(seconds: list[float], unit: float) -> str:
 
 
 def masks(model: localllm.Model, kind: dict) -> tuple[float, list[float]]:
-    """Seconds until the first mask, and of each token's."""
+    """Measure the seconds until the first mask, and of each token's mask."""
     constraint = constraint_of(**kind)
     assert constraint
     started = perf_counter()

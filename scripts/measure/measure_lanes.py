@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Matrix products in each lane of this CPU, by format.
+"""Measure matrix products in each lane of this CPU, by format.
 
     python scripts/measure/measure_lanes.py [FORMAT...]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what many prompts cost at once.
+"""Compare many prompts batched with the same prompts one after another.
 
     python scripts/measure/measure_map.py MODEL
 
@@ -20,7 +20,7 @@ from localllm.generation.prefix_cache import PrefixCache
 
 
 def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
-    """Seconds for each prompt, and the answers; each begins with an empty cache."""
+    """Answer prompts one by one, each with an empty cache; return seconds per prompt, and the answers."""
     chosen = api.GenerationOptions(tokens, sampling=api.SamplingOptions(temperature=0), speculate="off")
     answers = []
     start = time.perf_counter()
@@ -34,7 +34,7 @@ def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -
 def at_once(
     model: api.Model, prompts: list[list[int]], tokens: int, parallel: int, precise: bool
 ) -> tuple[float, float, float, list[list[int]]]:
-    """Seconds for each prompt, the longest pause, the part of the time that Python takes, and the answers."""
+    """Answer prompts batched; return seconds per prompt, the longest pause, Python's share of the time, answers."""
     chosen = api.GenerationOptions(tokens, sampling=api.SamplingOptions(temperature=0))
     requests = [model.session.request(prompt, chosen) for prompt in prompts]
     run, native = model.engine.backend.run, [0.0]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what several sequences cost.
+"""Measure a decode step by the number of sequences.
 
     python scripts/measure/measure_sequences.py MODEL
 

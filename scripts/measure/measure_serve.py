@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what the server costs beside `map`.
+"""Compare the server's throughput and latency with `map`.
 
     python scripts/measure/measure_serve.py MODEL
 
@@ -55,12 +55,12 @@ async def at_once(prompts: list[list[int]], tokens: int, late: list[int] | None)
 
 
 def alone_prompt(prompts: list[list[int]]) -> list[int]:
-    """One that begins as none of the others."""
+    """Return a prompt that has no common prefix with the others."""
     return [*prompts[2][1:], prompts[2][0]]
 
 
 def by_map(path: str, prompts: list[list[int]], tokens: int, threads: int, context: int) -> tuple[float, float]:
-    """Seconds of Model.map for all, and of one Generation for the first."""
+    """Measure the seconds of Model.map for all prompts, and of one Generation for the first."""
     with api.open_model(path, threads, context, cache=False) as model:
         options = {"temperature": 0, "ignore_eos": True}
         list(model.map(prompts[:1], 2, **options))
@@ -98,7 +98,7 @@ def by_server(arguments: argparse.Namespace, prompts: list[list[int]], context: 
 
 
 def tell_gaps(streams: list[Stream]) -> None:
-    """How long readers wait between tokens."""
+    """Print how long readers wait between tokens."""
     gaps = np.concatenate([np.diff(times[:-1]) for times in streams])
     gaps = gaps[gaps > 0.001]  # what came with the same piece of the stream is one
     print(f"between tokens: median {np.median(gaps):.3f} s, p99 {np.quantile(gaps, 0.99):.3f} s", flush=True)

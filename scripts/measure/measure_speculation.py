@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure what speculation brings.
+"""Measure the speedup by speculation.
 
     python scripts/measure/measure_speculation.py MODEL [--draft DRAFT]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Simulate what guesses from texts could bring.
+"""Simulate how much n-gram speculation could speed answers up.
 
     python scripts/measure/simulate_speculation.py MODEL [--tokens 256]
 

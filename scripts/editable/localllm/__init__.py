@@ -1,4 +1,4 @@
-"""Put localllm alone on Python's path, for an editable installation, not the folders that stand beside it."""
+"""Put only localllm on Python's path, for an editable installation, and not the folders beside it."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
