@@ -1,8 +1,8 @@
-"""The CPU that kernels are compiled for, as one frozen `Lane`, which is passed on.
+"""The CPU that kernels are compiled for, as a frozen `Lane`.
 
-LLVM reports the CPU's name and features. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
-answer is kept for a computer of which the system says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: also
-to processes that compile for another lane (build/compilers.py).
+LLVM reports the CPU's name and features. Importing llvmlite for that takes 50 ms, so the answer is cached, by a key
+that identifies the CPU (localllm.system.cpu). NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it; build/compilers.py sets
+them in processes that compile for another lane.
 """
 
 import os
@@ -17,27 +17,27 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.quant.cache import cache_folder
 from localllm.system import cpu
 
-# The features by which sources choose what a kernel is made of; LLVM decides about all others. Of a CPU with AVX-512
-# nobody asks whether it has AVX-VNNI, too.
+# The features by which our sources select kernels; only LLVM uses the others. On CPUs with AVX-512, AVX-VNNI does not
+# matter.
 CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
 CHOSEN_BY |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The features of a CPU for kernels."""
+    """A CPU's name and features, as LLVM names them."""
 
     cpu: str
     feature_string: str
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """The names of the features that it has."""
+        """The names of the features that the CPU has."""
         return frozenset(item[1:] for item in self.feature_string.split(",") if item.startswith("+"))
 
     @property
     def choices(self) -> frozenset[str]:
-        """The features that decide which kernels it has: those of two lanes with the same ones do the same."""
+        """The features that select kernels: lanes with equal choices get the same kernels."""
         superseded = {"avxvnni"} if {"avx512vnni", "avx512bw"} <= self.features else set[str]()
         return (self.features & CHOSEN_BY) - superseded
 
@@ -53,12 +53,12 @@ class Lane:
 
     @property
     def has_vnni(self) -> bool:
-        """Return whether it multiplies such vectors of bytes, or words of 16 bits, and adds the products."""
+        """Return whether it has dot products of 512-bit vectors of bytes and 16-bit words (AVX512-VNNI)."""
         return {"avx512vnni", "avx512bw"} <= self.features
 
     @property
     def has_tiles(self) -> bool:
-        """Return whether it multiplies tiles in BF16, if the system lets a process do so: see `has_tiles`."""
+        """Return whether it has AMX tiles in BF16; the system may still refuse them, see `has_tiles`."""
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:
@@ -72,13 +72,13 @@ class Lane:
 
 @cache
 def this_lane() -> Lane:
-    """Return the lane that this process compiles for, asked once: this computer's, unless another one was set."""
+    """Return the lane that this process compiles for: this computer's unless the environment sets another one."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
     return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
 
 
 def lane_name() -> str:
-    """Return the name of the instructions that multiply prompts on this lane.
+    """Return the name of the instructions that multiply matrices in prefill on this lane.
 
     It is amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
     """
@@ -91,7 +91,7 @@ def lane_name() -> str:
 
 
 def has_tiles() -> bool:
-    """Return whether the CPU multiplies tiles in BF16 and the system lets this process do it."""
+    """Return whether the CPU has AMX tiles in BF16 and the system lets this process use them."""
     return this_lane().has_tiles and allow_tiles()
 
 
@@ -127,7 +127,7 @@ def processor_by_llvm() -> tuple[str, str]:
 
 
 def version_file(package: str) -> bytes:
-    """Return the file in which Numba or llvmlite says its version.
+    """Return the content of the file in which Numba or llvmlite states its version.
 
     Importing Numba takes 300 ms, importlib.metadata 12.
     """

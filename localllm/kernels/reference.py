@@ -1,4 +1,4 @@
-"""Weights of files as float32, by plain NumPy: what fast kernels are compared with."""
+"""Dequantize weights to float32 in plain NumPy: the oracle for the fast kernels."""
 
 import numpy as np
 

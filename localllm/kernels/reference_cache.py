@@ -25,7 +25,7 @@ class ReferenceCache:
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
-        """Put keys and values after the first `position` tokens; all of them. state: of their layer."""
+        """Store new keys and values after the first `position` tokens of a layer's state; return all that it holds."""
         old = self._layers.get(state, [x[:0] for x in new])
         missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
         old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
@@ -35,7 +35,7 @@ class ReferenceCache:
         return self._layers[state]
 
     def kept(self, state) -> list[np.ndarray]:
-        """Keys and values of a state."""
+        """Return the keys and values of a layer's state."""
         return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -51,7 +51,7 @@ class ReferenceCache:
         self._length = length + count
 
     def fork(self, length: int) -> "ReferenceCache":
-        """Another one; arrays are never changed, so both may have them."""
+        """Return a cache with the same content; arrays are never changed, so that both may share them."""
         twin = ReferenceCache(self._kv_type, self._layers, self._states, self._length)
         twin._rotations = self._rotations
         return twin
@@ -65,7 +65,7 @@ class ReferenceCache:
         return 0
 
     def shift(self, keep: int, count: int) -> int:
-        """Forget `count` tokens after the first `keep`; how many there are then."""
+        """Drop `count` tokens after the first `keep`; return how many remain."""
         self._layers = {
             layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
             for layer, sides in self._layers.items()
@@ -74,7 +74,7 @@ class ReferenceCache:
         return self._length
 
     def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
-        """Copy `count` tokens of another one, from position `first` on, after the first `length`."""
+        """Copy `count` tokens of another cache, from position `first` on, after the first `length`."""
         self._layers = {
             layer: [
                 np.concatenate((x[:length], y[first : first + count]))
@@ -86,7 +86,7 @@ class ReferenceCache:
         return True
 
     def rotate_keys(self, state, turn, first: int, end: int, distance: int) -> None:
-        """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
+        """Rotate the keys at positions [first, end) back by `distance`, and round them once more."""
         keys, *values = self._layers[state]
         moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
         u, v = turn.step * moving, turn.step * moving + turn.apart
@@ -119,7 +119,10 @@ def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
 
 
 def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
-    """make, of blocks [..., 32], for heads [..., head dimension]; `repeat` times its first number fills a block."""
+    """Make a function of heads [..., head dimension] from `make`, a function of blocks [..., 32].
+
+    An incomplete block is filled with its first number times `repeat`.
+    """
 
     def made(x: np.ndarray) -> np.ndarray:
         *places, columns = x.shape
@@ -140,7 +143,7 @@ def half(x: np.ndarray) -> np.ndarray:
 
 
 def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
-    """Signed bytes times a float16 scale per block."""
+    """Round to signed bytes times a float16 scale per block."""
     scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
     return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
 

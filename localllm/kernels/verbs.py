@@ -1,7 +1,7 @@
-"""A table of the verbs that treat rows one by one and write as many columns as they read, without Numba.
+"""A table of the row-wise verbs, which write as many columns as they read; importing it does not import Numba.
 
-A row of the table connects the verb's meaning (localllm.arch.verbs) with its kernels: what they are given, whether they
-may write over their first input, and in which module each target has them, by the verb's name.
+A row of the table connects the verb's formula (localllm.arch.rowwise_verbs) with its kernels: their arguments, whether
+they may write over their first input, and the module of each target that has a kernel of the verb's name.
 """
 
 from typing import Any, NamedTuple

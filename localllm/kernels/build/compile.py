@@ -1,7 +1,4 @@
-"""Compiles kernels by name: python -m localllm.kernels.build.compile answers with object files.
-
-See compilers.py.
-"""
+"""Compile kernels by name: python -m localllm.kernels.build.compile reads names and writes object files (compilers.py)."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Processes that compile kernels, one per core, as far as there is memory for them."""
+"""Processes that compile kernels: one per core, or as many as memory allows."""
 
 import os
 import re
@@ -26,10 +26,10 @@ SHARE = 1 << 29  # bytes that one compiler should find: it takes 260 MB, and 480
 
 
 class Compiler:
-    """A process that compiles one kernel after the other. It ends with this one, however this one ends."""
+    """A process that compiles one kernel after the other. It ends when this process ends, even if that is killed."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
-        """Prepare a process; command: a module that calls `serve`, and its arguments; lane: its target."""
+        """Start a process; command: a module that calls `serve`, and its arguments; lane: that it compiles for."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[3])
         environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
@@ -87,7 +87,7 @@ class Compiler:
 def serve(code_of: Callable[[str], bytes]) -> None:
     """Serve a compiling process: names come from stdin, machine code goes to stdout.
 
-    The next name is sent when the code of the one before has been read: its size (8 bytes, little-endian) and content.
+    For each name the size of its code (8 bytes, little-endian) and the code are written; the next name follows after.
     """
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # should anything print
@@ -100,7 +100,7 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 def wanted() -> Iterator[str]:
     """Yield names from stdin.
 
-    When it ends, so does this process, at once: there is no reader of a result.
+    When stdin ends, this process ends at once: nobody would read a result.
     """
     names = SimpleQueue[str]()
 
@@ -115,7 +115,7 @@ def wanted() -> Iterator[str]:
 
 
 class Work:
-    """A queue of kernels to compile, shared by the threads that talk to a compiler each.
+    """A queue of kernels to compile, shared by threads that each talk to one compiler.
 
     Attributes:
         left: kernels that no thread has taken yet, in order.
@@ -130,7 +130,7 @@ class Work:
         self.changed, self._finished = Condition(), finished
 
     def share(self, compiler: Compiler) -> None:
-        """Have one compiler compile as long as there is something left."""
+        """Compile kernels of the queue with one compiler until none is left."""
         try:
             while (name := self._next()) is not None:
                 code = compiler.compile(name)
@@ -149,14 +149,14 @@ class Work:
             return self.left.popleft() if self.left else None
 
     def prefer(self, names: list[str]) -> None:
-        """Compile these before all others, large ones first."""
+        """Move these kernels to the front of the queue, large ones first."""
         with self.changed:
             first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(LARGE))
             self.left = deque([*first, *(name for name in self.left if name not in first)])
 
 
 class Compilers:
-    """Processes that compile kernels. They end with their work, or with `close`, or with this process."""
+    """Several Compiler processes. They end when all kernels are compiled, with `close`, or with this process."""
 
     def __init__(
         self, names: list[str], finished: Callable[[str, bytes], None], *command: str, lane: Lane | None = None
@@ -205,7 +205,7 @@ def processes() -> int:
 
 
 def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
-    """End the compilers, whatever they are doing. Those of a process are not those of one that was forked from it."""
+    """Kill the compilers, unless this is a forked process, to which they do not belong."""
     if os.getpid() != process:
         return
     with work.changed:

@@ -1,9 +1,9 @@
 """The handler for unreadable pages of a mapped file that was truncated, or whose disk is gone.
 
-The system sends a bus error, on Windows an exception, in any thread. To check sizes cannot help: the file may shrink
-between the check and the kernel that reads it, and kernels read for seconds. So it has a handler, in native code,
-because Python's run later, on the main thread, and that may be the one that waits for the kernel. It writes one line
-and ends the process with the exit code of a bad file; a second thread that gets there meanwhile waits for that end.
+The system then raises SIGBUS, on Windows an exception, in any thread. Checking sizes cannot prevent that: the file may
+shrink between the check and the kernel, which reads for seconds. The handler is native code, because Python would run
+its own later, on the main thread, which may be waiting for the kernel. It writes one line and ends the process with the
+exit code of a bad file; a second thread that faults meanwhile waits for that.
 """
 
 import ctypes
@@ -35,9 +35,9 @@ _kept: list[MachineCode] = []  # the handler lives as long as the process
 
 
 def end_on_bus_error(path: str) -> None:
-    """End the process with a message when a page of the file `path` cannot be read because it was changed.
+    """Install the handler: if a page of the file `path` becomes unreadable, it ends the process with a message.
 
-    This is for programs, not for libraries.
+    Only the command line calls this: a library must not end its host.
     """
     line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]

@@ -5,8 +5,8 @@ Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU
 load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There is one object file per kernel,
 so that a model compiles only what its formats need.
 
-A start that has to compile something continues with kernels that it may need later, after its answer. If it ends before
-they are ready their compilers end with it, at once: what was ready is kept, and a start that misses one continues.
+A process that has to compile something goes on, in the background, with kernels that it may need later. If it ends
+first, its compilers end at once; finished kernels are cached, and a later process that lacks one compiles the rest.
 """
 
 import os
@@ -28,7 +28,7 @@ class Library:
 
     Attributes:
         addresses: of the kernels, by name.
-        warning: why compiled kernels could not be kept, in one line: the next start will compile them again. Or None.
+        warning: one line that says why compiled kernels could not be cached (the next start compiles again), or None.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Library:
             raise
 
     def load(self, names: Iterable[str], progress: Progress | None = None) -> None:
-        """Have the addresses of these kernels, too. As the constructor."""
+        """Load further kernels into `addresses`, compiling them if needed; progress, errors: see the constructor."""
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return
@@ -70,7 +70,7 @@ class Library:
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
 
     def _shipped(self, names: list[str]) -> dict[str, bytes]:
-        """Return the object files that came with the installed wheel, which are cached if that is possible."""
+        """Return the object files that the installed wheel carries, and cache them if possible."""
         from localllm.kernels.build.shipped import shipped_objects  # needed once per kernel
 
         objects = shipped_objects(names, self._lane)
@@ -79,7 +79,7 @@ class Library:
         return objects
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Compile kernels to object files, which are cached if that is possible."""
+        """Compile kernels to object files, and cache them if possible."""
         if self._compilers is None or not self._compilers.names.issuperset(names):
             self.close()
             self._compilers = self._compile(names)
@@ -92,7 +92,7 @@ class Library:
         return objects
 
     def _compile(self, names: list[str]) -> "Compilers":
-        """Return a generator that compiles these kernels, and then those for later."""
+        """Return the Compilers that compile these kernels, and then those that may be needed later."""
         from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
         from localllm.kernels.build.shipped import shipped_names
 
@@ -110,12 +110,12 @@ class Library:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
     def give_way(self) -> None:
-        """Lower the priority of the remaining compilations: other work goes first."""
+        """Lower the priority of the remaining compilations."""
         if self._compilers:
             self._compilers.give_way()
 
     def close(self) -> None:
-        """Compile no more. What is loaded stays."""
+        """Stop compiling. Loaded kernels stay usable."""
         if self._compilers:
             self._compilers.close()
             self._compilers = None

@@ -1,11 +1,10 @@
-"""Links object files into this process: ELF for x86-64 by ourselves, all others by LLVM.
+"""Link object files into this process: ELF for x86-64 by our own linker, all others by LLVM's.
 
-LLVM's linker is not used where it need not be, for two reasons. Importing llvmlite costs every start 50 ms. And it asks
-the system for memory section by section: in a process whose address space is full of holes (a worker of Ray, say) it
-gets places over 2 GB apart, which 32-bit distances cannot bridge, and ends the process. Here an object file becomes one
-range of memory, in which sections keep their distances.
+Our linker exists for two reasons. Importing llvmlite costs every start 50 ms. And LLVM's linker allocates memory by
+section: in a process with a fragmented address space (a Ray worker, for example) sections may be over 2 GB apart, which
+32-bit distances cannot bridge, and LLVM aborts the process. Here an object file becomes one range of memory.
 
-Kernels are position-independent code in the small code model, so that few kinds of relocations are there. Source:
+Kernels are position-independent code in the small code model, so that only few types of relocations occur. Source:
 System V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
@@ -28,7 +27,7 @@ SLOT = 16  # bytes: JUMP and an address, for a symbol that is elsewhere or looke
 
 
 class Section(NamedTuple):
-    """A row of the table of sections."""
+    """An entry of the section table."""
 
     name: int
     type: int
@@ -43,7 +42,7 @@ class Section(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """A row of the table of symbols."""
+    """An entry of the symbol table."""
 
     name: str
     is_global: bool
@@ -62,10 +61,10 @@ class Relocation(NamedTuple):
 
 
 class MachineCode:
-    """Object files, linked. Keep it alive as long as addresses are used.
+    """Linked object files. Keep it alive as long as the addresses are used.
 
     Attributes:
-        addresses: of the symbols that were asked for, by name.
+        addresses: of the requested symbols, by name.
     """
 
     def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
@@ -85,7 +84,7 @@ def is_x86_64(code: bytes) -> bool:
 
 
 def linked_by_llvm(objects: list[bytes]) -> Any:
-    """Return an execution engine with them."""
+    """Return an LLVM execution engine with these object files."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -99,9 +98,7 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 
 
 class Image:
-    """One object file in memory.
-
-    First the sections that are only read or executed, then slots, and on separate pages the writable sections.
+    """One object file in memory: read-only and executable sections, then slots, then, on other pages, writable ones.
 
     Attributes:
         addresses: of global symbols, by name.
@@ -166,9 +163,9 @@ def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocat
 def layout(
     code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
-    """Lay out sections that are only read or executed, symbols' slots, and sections that are written.
+    """Lay out the read-only and executable sections, the slots of symbols, and the writable sections.
 
-    Returns their positions, by number, and the size of it all.
+    Return the positions of each, by number, and the total size.
     """
     names = sections[int.from_bytes(code[62:64], "little")].start
     needed = [
@@ -198,7 +195,7 @@ def aligned(place: int, alignment: int) -> int:
 def fill_in(
     memory: memoryview, base: int, place: int, wanted: Relocation, found: dict[int, int], slots: dict[int, int]
 ) -> None:
-    """Write an address or a distance at a place in memory. Raises LocalllmError for what kernels do not have."""
+    """Apply a relocation: write an address or a distance to memory. Raises LocalllmError for other types."""
     if wanted.type in FROM_TABLE:
         target = base + slots[wanted.symbol] + len(JUMP)
     elif wanted.type == CALL and wanted.symbol in slots and wanted.symbol not in found:

@@ -1,6 +1,6 @@
 """Object files of kernels in the user's cache folder.
 
-They lie in a folder named by a key of everything that machine code depends on: sources, compiler versions, CPU.
+Their folder is named by a hash of everything that machine code depends on: sources, compiler versions, CPU.
 """
 
 import hashlib
@@ -51,10 +51,7 @@ def object_folder(of: Lane | None = None) -> Path:
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Hash names and contents of what kernels are made from.
-
-    Files of localllm.kernels, tables of formats, what a CPU is.
-    """
+    """Hash names and contents of the sources of kernels: these files of localllm.kernels, and the tables of formats."""
     kernels = Path(__file__).parents[1]
     found = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
     found |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
@@ -68,12 +65,12 @@ def object_file(name: str, of: Lane | None = None) -> Path:
 
 
 def symbol(name: str) -> str:
-    """Make the kernel's name in its object file."""
+    """Return the kernel's symbol in its object file."""
     return f"localllm_{name}"
 
 
 def mark_used(folder: Path | None = None) -> None:
-    """Note once a day that a folder, or that of object files, is in use, as its time of change."""
+    """Update a folder's modification time, at most once a day, to note that it is in use; None: of object files."""
     folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:
@@ -81,7 +78,7 @@ def mark_used(folder: Path | None = None) -> None:
 
 
 def prune() -> None:
-    """Remove other keys' folders that are no longer used, and what killed programs have left half written."""
+    """Remove folders of other keys that are no longer used, and unfinished files of killed programs."""
     used, now = object_folder(), time.time()
     with suppress(OSError):  # of a folder that cannot be looked into
         for folder in used.parent.glob("*"):

@@ -1,8 +1,8 @@
 """Numba's compiler pipeline for functions that only kernels call, without Python wrappers.
 
-Numba's own pipeline would make of each of the hundred functions of a kernel a wrapper for Python, one for C, and
-machine code, none of which anybody needs, and look for what kernels do not have, such as arrays and closures. Without,
-a kernel takes 0.55 of the time, and is a tenth smaller: making machine code of a part changes its IR.
+For each of a kernel's hundred functions Numba's own pipeline would make a Python wrapper, a C wrapper and machine code,
+which are never used, and run passes for features that kernels lack, such as arrays and closures. Without these a kernel
+compiles in 0.55 of the time and is a tenth smaller, because making machine code of a function changes its IR.
 """
 
 from typing import Any
@@ -45,10 +45,10 @@ class Linkable(CPUCodeLibrary):
 
 
 class Aligned(Lower):
-    """Functions whose stack begins at a line of the cache.
+    """Functions whose stack frame begins at a cache line.
 
-    Left alone, LLVM finds out too late that it has to spill vectors there, which cross lines then: 12 stores of 64
-    bytes next to 192 dot products took 8 % of the time. An ARM's vectors have 16 bytes.
+    By itself LLVM decides too late that it has to spill vectors, which then cross cache lines: 12 stores of 64 bytes
+    beside 192 dot products took 8 % of the time. On ARM this does not matter: vectors have 16 bytes.
     """
 
     def setup_function(self, fndesc: Any) -> None:

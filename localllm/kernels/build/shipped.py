@@ -1,10 +1,9 @@
 """Object files that a platform wheel carries, so that the first start compiles nothing.
 
-They lie in localllm/data/kernels, where `scripts/wheels` puts them: a zip archive for each lane, and lanes.json, which
-tells the CPU and the features that each archive was made for, its SHA-256, and the hash of the sources of all. An
-archive serves every CPU that has these features and for which the same kernels are chosen: tuned for Haswell or for
-Zen 3, the code for AVX2 is equally fast on a Zen 3. Kernels that are missing, and lanes without an archive, are
-compiled as without such a wheel.
+`scripts/wheels` puts them in localllm/data/kernels: a zip archive for each lane, and lanes.json with the CPU and the
+features that each archive was made for, its SHA-256, and the hash of all sources. An archive serves every CPU that has
+these features and needs the same kernels: compiled for Haswell or for Zen 3, the AVX2 code is equally fast on a Zen 3.
+Missing kernels, and lanes without an archive, are compiled as usual.
 """
 
 import hashlib
@@ -29,14 +28,14 @@ class Archive(TypedDict):
 
 
 def source_hash() -> str:
-    """Hash the sources of all kernels, as lanes.json has it."""
+    """Hash the sources of all kernels; lanes.json has the same hash."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     return key.hexdigest()
 
 
 def serves(made_for: Lane, lane: Lane) -> bool:
-    """Return whether kernels for one lane are those that another one needs, and can run there."""
+    """Return whether the kernels compiled for one lane are those that another lane needs, and run there."""
     return made_for.choices == lane.choices and made_for.features <= lane.features
 
 
