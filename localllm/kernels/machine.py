@@ -1,8 +1,8 @@
 """The CPU that kernels are compiled for, as a frozen `Lane`.
 
 LLVM reports the CPU's name and features. Importing llvmlite for that takes 50 ms, so the answer is cached, by a key
-that identifies the CPU (localllm.system.cpu). NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it; build/compilers.py sets
-them in processes that compile for another lane.
+that identifies the CPU (localllm.system.cpu). NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it; build/compilers.py
+sets them in processes that compile for another lane.
 """
 
 import os

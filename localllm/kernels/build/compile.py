@@ -1,4 +1,4 @@
-"""Compile kernels by name: python -m localllm.kernels.build.compile reads names and writes object files (compilers.py)."""
+"""Compile kernels: python -m localllm.kernels.build.compile reads names and writes object files (see compilers.py)."""
 
 import gc
 
