@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.defaults import Chosen, load_defaults
+from localllm.cli.defaults import load_defaults
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models, offer_what_to_show
-from localllm.cli.parameters import TYPED_ONLY, Also, Parameter
+from localllm.cli.parameters import TYPED_ONLY, Also, Chosen, Parameter
 from localllm.cli.terminal.output import write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 from localllm.files.settings import CACHE_SIZE, Settings, config_path, load_settings
