@@ -1,4 +1,4 @@
-"""Score a model on a file of multiple-choice tasks: `localllm perplexity --hellaswag`, and the others."""
+"""Scores a model on a file of multiple-choice tasks, for `localllm perplexity --hellaswag` and similar options."""
 
 import json
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ def score_file(
     model: str, path: str | None, chosen: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
     rope: "RopeScaling | None", as_json: bool,
 ) -> None:  # fmt: skip
-    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on those so far. Raises UsageError.
+    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on the tasks so far. Raises UsageError.
 
     chosen: the kind of tasks, and how many of them at most.
     """

@@ -33,7 +33,7 @@ _SAME = "the model that guesses has the options of the one that answers"
 _SILENT = "the prompt is never shown, and stdout is the answer only"
 _COMPACT = "the cache is always compact"
 
-# Options that change no answer: they are left out, and the reason is told. FLAGS have no value, SWITCHES may have one
+# Options that change no answer: they are ignored, with a note. FLAGS have no value, SWITCHES may have one
 # (on, off, auto ...), VALUED have one.
 FLAGS = {
     _ONE_CARD: "-cmoe --cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload --no-host "
@@ -118,7 +118,7 @@ VALUED = {
     "this command computes on the processor": "-ngl --gpu-layers --n-gpu-layers -dev --device",
 }  # fmt: skip
 
-# What means something in one command and nothing in another.
+# Options that are ignored in some commands only.
 IN_COMMAND = {
     "chat": {
         "a chat is a conversation anyway": "-cnv --conversation -i --interactive -if --interactive-first -ins "
@@ -132,7 +132,7 @@ IN_COMMAND = {
     "perplexity": {"every chunk fits the context": "--context-shift --no-context-shift"},
 }
 
-# The same under another name here; {} is the value.
+# Options with another name here; {} is the value.
 SAME = {
     "-hf": ("-m", "hf:{}"),
     "-hfr": ("-m", "hf:{}"),
@@ -150,7 +150,7 @@ SAME = {
     "--usage": ("--help",),
 }
 
-# What would change the answer, and cannot be done.
+# Options that would change the answer, but are not supported.
 REFUSED = {
     _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx",
     _YARN: "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
@@ -216,7 +216,7 @@ REFUSED = {
     "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
 
-# The same in one command only.
+# Options that are not supported in one command.
 REFUSED_IN = {
     "bench": {"--json prints JSON, --md a table in Markdown": "-o --output -oe --output-err"},
     "chat": {
@@ -241,11 +241,11 @@ REFUSED_IN = {
     },
 }
 
-# Values that have other words here, by the parameter.
+# Values with another spelling here, by the parameter.
 SAME_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
-    "max_tokens": {"-2": "-1"},  # until the context is full: where an answer ends anyway
+    "max_tokens": {"-2": "-1"},  # until the context is full, where every answer ends
 }
 
 # Options of llm, mods, aichat, fabric and grep, by the command.
@@ -263,7 +263,7 @@ SHELL_TOOLS = {
     },
 }
 
-# The option that was probably meant where another program's takes a number, by command and option.
+# The option that was probably meant where an option takes a number here, by command and option.
 MEANT_BY_TEXT = {
     "run -s": "-s is the seed, -sys TEXT a system message",
     "run -t": "-t is the number of threads, --template NAME a named prompt",
@@ -274,7 +274,7 @@ SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "dis
 
 
 class IgnoredOption(NamedTuple):
-    """An option that has no effect here.  values: how many words it takes, -1 for one that may be left out."""
+    """An option that has no effect here; values: number of words that follow it, -1 for an optional one."""
 
     reason: str
     values: int
@@ -289,12 +289,12 @@ _REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.
 
 
 def find_ignored(name: str, command: str) -> IgnoredOption | None:
-    """Return the entry of an option that has no effect in this command, None if it is not one."""
+    """Return the entry of an option that has no effect in this command, None for other options."""
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
 def refusal(name: str, command: str = "") -> str:
-    """Return what to do instead of another program's option, "" if none is known to have it."""
+    """Return what to use instead of another program's option, "" for an unknown option."""
     of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
     own = next((reason for reason, names in of_command if name in names.split()), "")
     return own or _REFUSED.get(name, "")

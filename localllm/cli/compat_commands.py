@@ -1,10 +1,10 @@
-"""Commands of llama.cpp and Ollama with what they are here, and other names that users may try for a command."""
+"""Commands of llama.cpp and Ollama with their counterparts here, and synonyms of commands."""
 
 from typing import NamedTuple
 
 
 class CommandAlias(NamedTuple):
-    """A command of another program: how it is typed there, and here; what differs."""
+    """A command of another program: its spelling there and here, and what differs."""
 
     there: str
     here: str
@@ -45,7 +45,7 @@ OLLAMA = (
     CommandAlias("ollama serve", "localllm serve", "OpenAI's, Anthropic's and Ollama's interfaces, port 11435"),
 )
 
-# Words for commands, by which somebody may call them.
+# Synonyms of commands that users may try.
 MEANT = {
     "rm": "remove delete del uninstall erase",
     "pull": "download get fetch install add",
@@ -88,10 +88,10 @@ NO_COMMAND = {
 
 
 def suggest_command(word: str) -> str:
-    """Return the command that another word for it means, "" if there is none."""
+    """Return the command for a synonym, "" if there is none."""
     return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
 
 
 def no_command(word: str) -> str:
-    """Why there is no command of this name of another program's, "" if none has it."""
+    """Return what replaces another program's command, "" for an unknown command."""
     return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")

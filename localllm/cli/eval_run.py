@@ -1,4 +1,4 @@
-"""Answer the questions of `localllm eval` as `localllm map` answers records."""
+"""Answers the questions of `localllm eval`, as `localllm map` does."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -39,7 +39,7 @@ def answer_questions(
     output: str | None,
     redo: bool,
 ) -> "list[Result]":
-    """Return a model's answers to all records, those that failed among them, in the records' order.
+    """Return a model's results for all records, failed ones included, in the records' order.
 
     input: the file's bytes and its name.  output: a file that keeps answers, and may have some, or None. Raises
     KeyboardInterrupt if some are left after Ctrl-C, and UsageError as `map` does.

@@ -1,4 +1,4 @@
-"""Follow-up questions of `localllm run`: the conversation that a question continues, and where its answer is saved."""
+"""Follow-up questions of `localllm run`: loads the conversation that a question continues, and saves the answer."""
 
 import os
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Thread:
-    """A conversation that `run` continues with; a context manager, in which a session is locked."""
+    """The conversation that `run` continues; a context manager, which locks a session."""
 
     def __init__(self, session: str | None):
-        """Open a session, or the last answer if it has no name. Raises UsageError."""
+        """Open the session of this name, or if that is None the last answer. Raises UsageError."""
         self._file = None if session is None else SessionFile(session)
         self._chat: SavedChat = last_conversation() if self._file is None else self._file.chat
         self._name = "the last answer" if session is None else f"the session {session!r}"
@@ -36,7 +36,7 @@ class Thread:
 
     @property
     def model(self) -> str | None:
-        """The path of its model, None if it has none. Raises UsageError if the file is gone or a server has it."""
+        """Return the path of its model, None if unknown. Raises UsageError for a missing file or a server's model."""
         about = self._chat.model
         if about.fingerprint.startswith(AT_ENDPOINT):
             raise UsageError(f"{self._name} is from a server; continue it with --endpoint {about.path}")
@@ -45,7 +45,7 @@ class Thread:
         return about.path or None
 
     def with_question(self, asked: "str | list[Message]") -> "list[Message]":
-        """Return the conversation with a question at its end; its system message, if any, replaces the old one.
+        """Return the conversation followed by a question, whose system message, if any, replaces the old one.
 
         Raises UsageError for a model that does not chat.
         """
@@ -58,7 +58,7 @@ class Thread:
         return [asked[0], *before, *asked[1:]] if is_newer else [*before, *asked]
 
     def save(self, model: "Model", messages: "Sequence[dict[str, object]]") -> None:
-        """Write the conversation into the session, if it is one. Raises LocalllmError."""
+        """Save the conversation if it is a session. Raises LocalllmError."""
         if self._file is None:
             return
         from localllm.cli.interactive.conversation import about
@@ -75,7 +75,7 @@ class Thread:
 
 
 def last_conversation() -> SavedChat:
-    """Read the last answer and what was before it. Raises UsageError if there is none."""
+    """Read the conversation of the last answer. Raises UsageError if there is none."""
     try:
         data = last_answer.path().read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Help as it is shown: lines of the terminal's width, in columns where there is room; with colours on a terminal."""
+"""Formats help: wrapped to the terminal's width, in columns if there is room, with colours on a terminal."""
 
 import re
 import sys
@@ -8,9 +8,9 @@ from textwrap import wrap
 from localllm.cli.parameters import NAMED, Argument, Parameter
 from localllm.cli.terminal.output import is_terminal
 
-NARROW = 60  # columns: with fewer, what is explained stands above its explanation
-WIDEST = 100  # columns of a line that is still read with ease
-MOST_NAME = 28  # columns of a name beside its explanation
+NARROW = 60  # columns: on narrower terminals, names are above their descriptions
+WIDEST = 100  # columns of a line, for readability
+MOST_NAME = 28  # columns: the descriptions of longer names begin on the next line
 
 
 def columns() -> int:
@@ -21,7 +21,7 @@ def columns() -> int:
 
 
 def colour_help(text: str) -> str:
-    """Add colours to the text if stdout is a terminal that shows them."""
+    """Add colours to the text if stdout is a terminal."""
     return coloured(text) if is_terminal(sys.stdout) else text
 
 
@@ -70,7 +70,7 @@ def argument_row(param: Argument) -> tuple[str, str]:
 
 
 def option_row(param: Parameter) -> tuple[str, str]:
-    """Return the shortest and the longest of its names, with its metavar; the others in the explanation."""
+    """Return an option's short and long name with its metavar, and the description with other names."""
     shown = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
     value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
     others = [name for name in param.names if name not in shown]
@@ -83,7 +83,7 @@ def with_names(help: str, also: Iterable[str]) -> str:
 
 
 def paragraphs(text: str, width: int) -> Iterator[str]:
-    """Wrap a docstring's paragraphs; one that begins with a backspace keeps its lines where they fit."""
+    """Wrap a docstring's paragraphs; one that begins with a backspace (\\b) keeps its line breaks."""
     for place, paragraph in enumerate(text.split("\n\n")):
         if place:
             yield ""

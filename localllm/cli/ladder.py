@@ -1,4 +1,4 @@
-"""quantize --types and --ladder: files of several types, and a table of them."""
+"""Implements quantize --types and --ladder: makes files of several types, and prints a table of them."""
 
 import json
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localllm.quantizing.ladder_report import Divergence
     from localllm.quantizing.plan import QuantizeRequest
 
-ADDED = 1.02  # times as large is not larger: metadata may grow
+ADDED = 1.02  # a file may exceed the input by this factor, since metadata may grow
 
 
 @frozen
@@ -68,7 +68,7 @@ def make_ladder(
 def together(
     rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", how: LadderOptions, is_named: bool
 ) -> "list[Result]":
-    """Make all files in one pass. is_named: files that are there may be replaced."""
+    """Make all files in one pass; is_named: the user named them, so existing files may be replaced."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.kernels.dequantize_rows import Widener
     from localllm.quantizing.ladder import Ladder
@@ -94,7 +94,7 @@ def together(
 def one_by_one(
     rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", how: LadderOptions, is_named: bool
 ) -> "list[Result]":
-    """Calibrate and make each file, without those that an earlier run has finished."""
+    """Calibrate and make each file that no earlier run has finished."""
     from localllm.quantizing.ladder import Rung, Sequel
     from localllm.quantizing.quantize import require_absent, run
     from localllm.system.cpu import usable_cores
@@ -118,11 +118,11 @@ def one_by_one(
 
 
 def ignore(done: int, name: str) -> None:
-    """Show nothing: stages are shown."""
+    """Ignore progress within a stage."""
 
 
 def open_base(path: str, source: "Source") -> "LogitsFile":
-    """Open the logits that files are compared with. Raises ModelError, UsageError if they are of another vocabulary."""
+    """Open the logits that files are compared with. Raises ModelError, and UsageError for another vocabulary."""
     from localllm.files.logits_file import LogitsFile
 
     base, shapes = LogitsFile.open(path), {tensor.name: tensor.shape for tensor in source.tensors}
@@ -134,7 +134,7 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
 
 
 def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
-    """Measure the divergence of each type's model from a base. Raises as ChunkReader does."""
+    """Measure the divergence of each file from the base logits, by type. Raises as ChunkReader."""
     from localllm.quantizing.ladder_report import Divergence
     from localllm.services.perplexity import ChunkReader
     from localllm.services.scores import mean
@@ -154,7 +154,7 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
 
 
 def planned(rungs: "Sequence[Rung]") -> str:
-    """Format what would be made."""
+    """Format the plan of --dry-run."""
     rows = []
     for rung in rungs:
         names = ", ".join(map(one_line, rung.paths))
@@ -166,7 +166,7 @@ def planned(rungs: "Sequence[Rung]") -> str:
 def report(
     results: "Sequence[Result]", seconds: float, shown: "LadderGroup", measured: "Mapping[str, Divergence]"
 ) -> str:
-    """Format the table of files: a text with the lines of sha256sum, JSON, or Markdown; measured: by type."""
+    """Format the table of files as text with lines of sha256sum, JSON or Markdown; measured: divergences by type."""
     from localllm.quantizing.ladder_report import markdown, report_rows
 
     if shown.as_json:

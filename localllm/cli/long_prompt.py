@@ -1,4 +1,4 @@
-"""`localllm run` with a prompt that exceeds the context: --on-overflow head, tail, middle, relevant and chunks."""
+"""Implements --on-overflow head, tail, middle, relevant and chunks of `localllm run`."""
 
 import os
 from contextlib import suppress
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class LongPrompt:
-    """Makes a prompt that fits.
+    """Shortens prompts that exceed the context.
 
     Attributes:
         how: the value of --on-overflow.
     """
 
     def __init__(self, how: str, raw: bool):
-        """Raise UsageError for a text that is only continued, where a question is asked of it."""
+        """Check the options. Raises UsageError for methods that need a question if the prompt is plain text."""
         if how in (CHUNKS, RELEVANT) and raw:
             raise UsageError(f"--on-overflow {how} asks a question: leave out --raw and --suffix")
         self.how, self._raw, self._files = how, raw, list[str]()
@@ -32,7 +32,7 @@ class LongPrompt:
     def fit(
         self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
     ) -> str:
-        """Return the prompt, with a note on stderr if it is not all of it. Raises UsageError, ContextError."""
+        """Return a prompt that fits, and note on stderr what it omits. Raises UsageError, ContextError."""
         if model.file is None or not model.context:
             raise UsageError(
                 f"--on-overflow {self.how} is not available with --endpoint: the server's context length is not known"
@@ -67,14 +67,14 @@ class LongPrompt:
             line.clear()
 
     def finish(self) -> None:
-        """Remove the answers of the parts: there is an answer to the whole."""
+        """Remove the saved answers of parts, once the final answer is complete."""
         for file in self._files:
             with suppress(OSError):
                 os.unlink(file)
 
 
 def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
-    """Return the lines of a text that matter to a question, and a note, see cut. Raises ContextError."""
+    """Return the lines of a text that are relevant to a question, and a note as of `cut`. Raises ContextError."""
     from localllm.services.relevant_lines import find_lines, lines_of
 
     line, lines = ProgressLine(), lines_of(material)

@@ -1,4 +1,4 @@
-"""A command `localllm map`: from its options to the answers."""
+"""Implements `localllm map`: from its options to the answers."""
 
 import os
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class MapCommand:
     endpoint: EndpointGroup
 
     def run(self) -> None:
-        """Answer the records that are left. Raises LocalllmError, and KeyboardInterrupt if some were left undone."""
+        """Answer the records that have no answer yet. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
         template, chosen = self.read_options()
         self.sort_arguments()
         self.given = self.read()
@@ -63,7 +63,7 @@ class MapCommand:
         progress.end(self.output.stats)
 
     def read_options(self) -> "tuple[str | None, GenerationOptions]":
-        """Return the text of -f, and how answers are generated. Raises UsageError."""
+        """Return the prompt template of -f, and the options of answers. Raises UsageError."""
         from localllm.files.text_file import require_encoding
 
         ask = self.ask
@@ -80,7 +80,7 @@ class MapCommand:
         return template, asking.generation_options(None, self.choices)
 
     def sort_arguments(self) -> None:
-        """Find out where the model is, and which argument is the input. Raises UsageError."""
+        """Resolve the model, and tell it from the input in the arguments. Raises UsageError."""
         self.place = self.endpoint.place()
         if self.place is None and self.model is None:
             raise UsageError(f"MODEL is missing: {options.A_MODEL}")
@@ -93,14 +93,14 @@ class MapCommand:
         return bool(kind_of(self.output.output))
 
     def read(self) -> Given:
-        """Read the records, or begin with a stream of them. Raises UsageError."""
+        """Read the records, or start to stream them from stdin. Raises UsageError."""
         output = self.output
         waits = self.is_table or output.shortest_first or output.choices_given or self.ask.encoding
         streams = not waits and output.ray is None
         return records_of(self.input, self.ask.encoding, self.tables.as_csv, streams, output.output)
 
     def make_job(self, template: str | None, chosen: "GenerationOptions") -> "MapJob":
-        """Return what is asked of which model. Raises UsageError, ModelError."""
+        """Return the job. Raises UsageError, ModelError."""
         from localllm.services.map import MapJob
         from localllm.services.records import Prompts, require_line
 
@@ -124,28 +124,28 @@ class MapCommand:
         return job
 
     def require_files(self, job: "MapJob") -> str | None:
-        """Return the file that answers are written to at once, None for stdout. Raises UsageError, ModelError."""
+        """Return the file to which answers are appended, None for stdout. Raises UsageError, ModelError."""
         from localllm.files.gguf.file import open_part
         from localllm.services.table_output import answers_path, require_table
 
         output = self.output.output
         if not self.given.size and self.place is None:
-            open_part(self.path)  # a file that is no model is told even if nothing is asked
+            open_part(self.path)  # report an invalid model even if there are no records
         if not (output and self.is_table):
             return output
         require_table(output, self.inputs, self.output.redo)
         return answers_path(output)
 
     def of_input(self, job: "MapJob", target: str | None) -> AbstractContextManager[Callable[[], None]]:
-        """Compare what the output is of with this input and job, see map_run.of_input."""
+        """Compare the output's provenance with this input and job, see map_run.of_input."""
         by = job.digests(self.path if self.place is None else f"{self.place.url} {self.model}")
         if self.place is not None and self.model is None:
-            del by["model"]  # whichever the server has
+            del by["model"]  # the server's first model, unknown here
         data = None if isinstance(self.given.records, RecordStream) else self.given.data
         return of_input(target, data, self.given.name, by, self.output.redo, self.output.redo_errors)
 
     def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
-        """Open the file of answers, without answers to other records. Raises UsageError."""
+        """Open the file of answers, keeping those to these records. Raises UsageError."""
         from localllm.services.map import result_filter
 
         records = self.given.records
@@ -154,7 +154,7 @@ class MapCommand:
         return JsonlFile(target, self.inputs, keep=keep) if target else nullcontext()
 
     def select_records(self, prompts: "Prompts", out: JsonlFile | None) -> "Left":
-        """Return the records to answer, which the output does not answer already."""
+        """Return the records that the output does not answer yet."""
         from localllm.services.map import select_unfinished, shortest_first
 
         records, output = self.given.records, self.output
@@ -167,12 +167,12 @@ class MapCommand:
         return shortest_first(left, prompts) if output.shortest_first else left
 
     def tell_answered(self, count: int) -> None:
-        """Say how many records need no answer."""
+        """Print how many records are answered already."""
         if count:
             say(f"localllm: {self.output.output} answers {count} of {count_noun(self.given.size, 'record')} already")
 
     def write_table(self, out: JsonlFile, stack: ExitStack) -> None:
-        """Have the answers written as a table at the end, if the output is one."""
+        """Write the answers as a table at the end, if the output is one."""
         from localllm.services.table_output import table_writer
 
         output, records = self.output.output, self.given.records
@@ -182,7 +182,7 @@ class MapCommand:
     def answer(
         self, job: "MapJob", left: "Left", out: JsonlFile | None, progress: Progress, remember: Callable[[], None]
     ) -> None:
-        """Ask, and write what comes; remember: records what the output is of."""
+        """Answer the records and write the results; remember: records the output's provenance."""
         there, output = self.open_remote(), self.output
         with open_mapping(job, self.engine, left, output.ray, progress, self.ask.raw, there) as mapping:
             if output.redo and out is not None:

@@ -1,4 +1,4 @@
-"""Read and write for `localllm map`: records and tables, answers on stdout, progress on stderr."""
+"""Input and output of `localllm map`: records and tables, answers on stdout, progress on stderr."""
 
 import io
 import json
@@ -126,7 +126,7 @@ def require_stdin(path: str | None) -> None:
 
 
 def properties_of(choices: "Answers") -> list[str]:
-    """Return the names of the properties that answers by --json-schema have, in order. Raises UsageError."""
+    """Return the names of the properties in --json-schema, in order. Raises UsageError."""
     schema = choices.shape.as_fields()["schema"]
     found = schema.get("properties") if isinstance(schema, dict) else None
     return [*found] if isinstance(found, dict) else []
@@ -209,7 +209,7 @@ class Progress:
         return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
 
     def end(self, stats: bool) -> None:
-        """Tell what was done, on a terminal or if `stats` are wanted.
+        """Print the statistics, on a terminal or with `stats`.
 
         Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
         """

@@ -1,4 +1,4 @@
-"""Run a job of `localllm map` or `eval`: its output's provenance, the open model, answers as they come, Ctrl-C."""
+"""Runs a job of `localllm map` or `eval`: checks the output's provenance, writes answers, handles Ctrl-C."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def of_input(
     output: str | None, data: bytes | None, name: str, by: dict[str, str], redo: bool, any_model: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that records in the output which input it is for, and what answers it.
+    """Check an output's provenance; yield a function that records it, the input and the job, in the output.
 
     data: None for a stream, whose records are compared as they come.  by: hashes of what the answers depend on besides.
     redo: whether the output may be of another input, or by another model.  any_model: whether it may be by another
@@ -85,7 +85,7 @@ def answer(
     progress: "Progress",
     as_finished: bool,
 ) -> None:
-    """Write what comes."""
+    """Write results as they come, or in the records' order."""
     from localllm.services.map import in_order
 
     order = records if isinstance(records, list) else records.pending
@@ -102,7 +102,7 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
 
     def first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with suppress(OSError):  # not `say`, which may be what was interrupted
+        with suppress(OSError):  # not `say`, which may have been interrupted
             os.write(
                 2,
                 b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",

@@ -1,4 +1,4 @@
-"""One question of `localllm run`: from its options to the answer on stdout."""
+"""Implements `localllm run`: from its options to the answer on stdout."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """The result of a question.
+    """The result of a prompt.
 
     Attributes:
-        answers: the likeliest first.  messages: calls of tools, their results and the answer; empty without tools.
-        interrupted: whether the user stopped it.
+        answers: the likeliest first.  messages: tool calls, their results and the answer; [] without tools.
+        interrupted: whether the user interrupted the answer.
     """
 
     answers: "list[Generation] | list[Answer]"
@@ -69,7 +69,7 @@ class OneShot:
     diffusion: Diffusion
 
     def run(self) -> None:
-        """Ask, print, and keep the answer. Raises LocalllmError, and KeyboardInterrupt after an answer was cut off."""
+        """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place()
         thread = self.open_thread()
@@ -120,7 +120,7 @@ class OneShot:
 
     @property
     def is_search(self) -> bool:
-        """Return whether several answers are generated, of which the likeliest come first."""
+        """Return whether several answers are generated."""
         return self.output.n > 1 or self.output.beams > 0
 
     @property
@@ -129,7 +129,7 @@ class OneShot:
         return self.follow.extract or self.follow.extract_last
 
     def open_thread(self) -> "Thread | None":
-        """Open the conversation of --continue or --session, and take its model if none is given. Raises UsageError."""
+        """Open the conversation of --continue or --session; use its model if none is given. Raises UsageError."""
         thread, output = None, self.output
         if self.follow.latest or self.follow.session is not None:
             thread = open_thread(self.follow, self.continues, self.is_search, output.choices_given is not None)
@@ -164,7 +164,7 @@ class OneShot:
         return given if self.named.template is None else with_template(self.named, given)
 
     def long_prompt(self) -> "LongPrompt | None":
-        """Return what cuts a prompt that exceeds the context, if --on-overflow says how. Raises UsageError."""
+        """Return a LongPrompt for the methods of --on-overflow that shorten prompts, else None. Raises UsageError."""
         if self.generation.on_overflow not in asking.CUTS:
             return None
         from localllm.cli.long_prompt import LongPrompt
@@ -172,7 +172,7 @@ class OneShot:
         return LongPrompt(self.generation.on_overflow, self.continues)
 
     def require_combination(self, system: str | None, chosen: "GenerationOptions") -> list[str]:
-        """Return the texts of --choices, none without it. Raises UsageError for options that do not go together."""
+        """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
         output, ask, is_remote = self.output, self.prompt, self.place is not None
         has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
         has_steps = bool(self.diffusion.as_fields())
@@ -199,7 +199,7 @@ class OneShot:
         return texts
 
     def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
-        """Open the model, or the server at a place. Raises LocalllmError."""
+        """Open the model, or if `place` is not None connect to that server. Raises LocalllmError."""
         template, seeing = self.prompt.chat_template, self.images.seeing()
         if place is None:
             path = opening.model_or_builtin(self.model)
@@ -210,7 +210,7 @@ class OneShot:
         return opened
 
     def with_receipt(self, chosen: "GenerationOptions", opened: "Model") -> "GenerationOptions":
-        """Return the options as a receipt, if one is asked for, can repeat them. Raises UsageError."""
+        """Return the options; with --receipt, complete them so that the answer can be reproduced. Raises UsageError."""
         if self.output.receipt is None:
             return chosen
         files = (*self.files, self.prompt.binary_file)
@@ -230,7 +230,7 @@ class OneShot:
     def answer_with_tools(
         self, opened: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", calls: "ToolCalls"
     ) -> Answered:
-        """Print an answer, before which the model may call tools."""
+        """Run the model's tool calls, and print the answer."""
         from localllm.cli.terminal.tool_calls import answer_with_tools
 
         assert not isinstance(asked, str)
@@ -243,7 +243,7 @@ class OneShot:
     def answer(
         self, opened: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions"
     ) -> Answered:
-        """Print an answer as it is generated, or several at the end."""
+        """Print an answer as it is generated; of several, all at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
             answers = sample_n(opened, asked, chosen, output.n, output.beams, self.line)
@@ -337,7 +337,7 @@ def remember(
 
 
 def with_template(named: TemplateGroup, given: Given) -> Given:
-    """Return the prompt that a template makes: the material, and the text after it. Raises UsageError."""
+    """Fill a template with the prompt and --field. Raises UsageError."""
     from localllm.services.prompt_templates import fields_of, load
 
     assert named.template is not None

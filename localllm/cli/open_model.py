@@ -1,4 +1,4 @@
-"""Open a model for a command, with progress and warnings on stderr."""
+"""Opens a model for a command, with progress and warnings on stderr."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def warn_builtin_model(model: str | None) -> None:
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
-    """Return how many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
+    """Return the most bytes of UTF-8 that a prompt can have. Raises as resolve_model_path, and ModelError."""
     from localllm.api import most_prompt_bytes
 
     return (
@@ -51,7 +51,7 @@ def open_model(
     mmproj: str | None = None,
     pan_and_scan: bool = False,
 ) -> "Model":
-    """Open a model, a path or a name; progress and warnings go to stderr."""
+    """Open a model by path or name; print progress and warnings to stderr."""
     path = resolve_model_path(model)
     from localllm import api
 

@@ -1,4 +1,4 @@
-"""Receipts of `run`, which `replay` reads: what the options and the answer become there."""
+"""Writes the receipts of `run`, which `replay` reads."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING

@@ -18,7 +18,7 @@ COMMANDS = (
     "imatrix", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache", "replay", "list",
     "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
 )  # fmt: skip
-COMPLETE = "_LOCALLLM_COMPLETE"  # in the environment: a shell asks, see completion.py
+COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set for completions, see completion.py
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 C = TypeVar("C", bound=TyperCommand)
 
@@ -34,7 +34,7 @@ def summary(name: str) -> str:
 
 
 def build(function: Callable[..., None], kind: type[C]) -> C:
-    """Make a command of a function with annotated parameters, by Typer."""
+    """Convert a function with annotated parameters to a Typer command of the class `kind`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(function.__name__, cls=kind, context_settings=SETTINGS)(flatten(function))
     return cast(C, typer.main.get_command(app))
@@ -42,14 +42,14 @@ def build(function: Callable[..., None], kind: type[C]) -> C:
 
 @cache
 def params_of(name: str) -> list[Parameter]:
-    """Return a command's parameters. Raises UsageError if there is no such command."""
+    """Return a command's parameters. Raises UsageError for an unknown command."""
     require_command(name)
     made = build(function(name), TyperCommand)
     return convert_parameters(made.get_params(typer.Context(made, **SETTINGS)))
 
 
 def require_command(name: str) -> None:
-    """Raise UsageError, with what may have been meant, if there is no such command."""
+    """Raise UsageError, with a suggestion, for an unknown command."""
     if name in COMMANDS:
         return
     if name.endswith(".gguf"):
@@ -58,7 +58,7 @@ def require_command(name: str) -> None:
         raise UsageError(f"a question needs a command: localllm run MODEL {name!r}")
     if reason := no_command(name):
         raise UsageError(f"there is no command {name}: {reason}")
-    harmless = [each for each in COMMANDS if each != "rm"]  # nobody should remove by a slip of the finger
+    harmless = [each for each in COMMANDS if each != "rm"]  # never suggest it for a typo
     other = suggest_command(name)
     meant = f"did you mean {other}?" if other else did_you_mean(name, harmless) or "localllm --help lists them"
     raise UsageError(f"there is no command {name}; {meant}")

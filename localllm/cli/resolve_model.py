@@ -1,4 +1,4 @@
-"""Resolve the MODEL of a command: find its file, or pull it."""
+"""Resolves the MODEL of a command: finds its file, or pulls it."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from localllm.cli.terminal.render import one_line, size
 if TYPE_CHECKING:
     from localllm.services.catalogue import HubReference, MissingError
 
-LEAST = 0.1  # seconds between two states of the progress line
+LEAST = 0.1  # seconds between two updates of the progress line
 
 
 def resolve_model_path(model: str) -> str:
@@ -47,11 +47,11 @@ def confirm(question: str) -> bool:
 
 
 def pull_shown(reference: "HubReference") -> str:
-    """Pull a model with a line of progress; the path of its file."""
+    """Pull a model, with a progress line; return the path of its file."""
     from localllm.services.pull import Watcher, pull
 
     class Shown(Watcher):
-        """Writes what happens over one line of the terminal."""
+        """Shows the progress of a pull on one line."""
 
         def __init__(self) -> None:
             self.line, self.start, self.last, self.first = ProgressLine(), monotonic(), 0.0, -1

@@ -1,4 +1,4 @@
-"""Share arguments and the search itself between `search` and `ask`."""
+"""Arguments and the search itself, for `search` and `ask`."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ PIPE = "-"
 
 
 def places_and_question(given: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
-    """Sort the arguments into files and the question.
+    """Split the arguments into files and the question.
 
     question: that an option gives.  Without files, they are a pipe's lines, or this folder. Raises UsageError.
     """
@@ -45,7 +45,7 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
 
 
 def require_places(given: Sequence[str]) -> list[str]:
-    """Return files and folders, the current one if none is given. Raises UsageError for one that does not exist."""
+    """Return files and folders, by default the current folder. Raises UsageError for a missing one."""
     for name in given:
         if not os.path.exists(name):
             raise UsageError(f"{name}: no such file or folder")
@@ -57,7 +57,7 @@ def is_place(name: str) -> bool:
 
 
 def piped_lines(places: Sequence[str]) -> list[str] | None:
-    """Return the lines of stdin if they are what is searched."""
+    """Return the lines of stdin if they are to be searched, else None."""
     if [*places] != [PIPE]:
         return None
     if sys.stdin is None:

@@ -1,4 +1,4 @@
-"""localllm cache: what is kept of prompts that were read, and of texts."""
+"""localllm cache: list or clear the prefix cache and the n-gram files."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,7 +41,7 @@ def cache(
 
 
 def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
-    """Build a row for each prompt, the latest first; a prefix that several share counts for the latest one."""
+    """Build a row for each prompt, latest first; a shared prefix counts for the latest prompt only."""
     by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
     rows, counted = [], set[str]()
     for last in sorted(entries, key=lambda entry: -entry.used):

@@ -122,7 +122,7 @@ def completion(
 
 
 def answer(words: Sequence[str]) -> None:
-    """Tell the shell's script what could stand where the last of the words begins; nothing if something is wrong."""
+    """Print the completions of the last word for the shell's script; nothing if the words before are invalid."""
     from localllm.errors import LocalllmError
 
     if os.environ.get(COMPLETE) == "powershell":
@@ -193,7 +193,7 @@ def values_of(param: Parameter, context: typer.Context, begun: str) -> tuple[str
 
 
 def kind_of(param: Parameter, words: Sequence[str]) -> str:
-    """Return the kind of files that a value may be."""
+    """Return which files a value may name: "models", "files" or "nothing"."""
     metavar = param.metavar or ""
     if "MODEL" in metavar or DRAFT in words:
         return "models"

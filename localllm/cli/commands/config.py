@@ -1,4 +1,4 @@
-"""localllm config: the options in effect, and where they come from."""
+"""localllm config: show the default options and their sources."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""localllm eval: how many questions models answer right."""
+"""localllm eval: measure how many questions models answer correctly."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""localllm help: what --help tells, of the program or of a command."""
+"""localllm help: show the help of the program or of a command."""
 
 from typing import Annotated
 

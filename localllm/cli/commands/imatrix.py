@@ -1,4 +1,4 @@
-"""localllm imatrix: which weights matter, for quantize."""
+"""localllm imatrix: make an importance matrix for quantize."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,4 +1,4 @@
-"""localllm inspect: what is in a model file, and what memory it needs."""
+"""localllm inspect: show what is in a model file, and the memory that it needs."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any

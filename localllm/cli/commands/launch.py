@@ -1,4 +1,4 @@
-"""localllm launch: a coding agent that uses a server of this program."""
+"""localllm launch: start a coding agent that uses a localllm server."""
 
 import os
 import shlex
@@ -62,7 +62,7 @@ def launch(
 
 
 def show(settings: Settings, command: list[str], key: str) -> None:
-    """Show variables and the command on stderr, in the form of a shell; a secret key only by its name."""
+    """Print the variables and the command to stderr in shell syntax; a secret key only by its variable's name."""
     for name, value in settings.variables.items():
         say(f"{name}={shlex.quote(value.replace(key, f'${KEY}') if key != NO_KEY else value)}")
     say(shlex.join(command))

@@ -1,4 +1,4 @@
-"""localllm list: the models on this computer, and those that it knows."""
+"""localllm list: list local models, and known ones."""
 
 import json
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""localllm map: many prompts, each answered."""
+"""localllm map: answer many prompts."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""localllm perplexity: how well a model predicts a text."""
+"""localllm perplexity: measure how well a model predicts a text."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""localllm pull: bring a model from the Hugging Face hub."""
+"""localllm pull: download a model from the Hugging Face hub."""
 
 import os
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""localllm quantize: make a small model file from a big one, or from a downloaded checkpoint."""
+"""localllm quantize: quantize a model file, or convert a checkpoint."""
 
 import os
 import re
@@ -148,7 +148,7 @@ def quantize(
 
         request = with_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
-    before = None if os.path.isdir(path) else plan.nbytes_before  # the tensors of a folder are not all that it has
+    before = None if os.path.isdir(path) else plan.nbytes_before  # a checkpoint's folder has more than tensors
     if is_by_need:
         asked = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
@@ -283,7 +283,7 @@ def suggest_type(text: str) -> str:
 def require_possible(
     plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool
 ) -> None:
-    """Raise UsageError or LocalllmError for what would keep the files from being written."""
+    """Raise UsageError or LocalllmError if the files cannot be written."""
     from localllm.quantizing.quantize import check_output
     from localllm.services.outputs import is_model, require_kind
 
@@ -295,7 +295,7 @@ def require_possible(
 
 
 class Spent:
-    """Measure the phases of a command from its beginning, and show their progress.
+    """Measures the phases of a command, and shows their progress.
 
     Attributes:
         line: for what comes before a stage, as compiling.  progress: of all stages.
@@ -309,7 +309,7 @@ class Spent:
         self._parts = dict[str, float]()
 
     def add(self, name: str) -> None:
-        """Account the time since the last call to a part."""
+        """Add the time since the last call to a phase."""
         now = perf_counter()
         self._parts[name] = self._parts.get(name, 0.0) + now - self._last
         self._last = now
@@ -320,7 +320,7 @@ class Spent:
 
 
 def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, spent: Spent) -> None:
-    """Write the files, with a progress bar on a terminal; at the end, what became of it."""
+    """Write the files, with a progress bar on a terminal, and print the result."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import quantize as service
     from localllm.system.cpu import usable_cores
@@ -343,7 +343,7 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
 
 
 def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
-    """Show how many weights are encoded, where that is the only stage."""
+    """Show how many weights are quantized, if that is the only stage."""
     show(ENCODING, done, total, name)
 
 

@@ -89,7 +89,7 @@ def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None)
 
 
 def tell(place: str | None) -> None:
-    """Print whether the texts are equal, or the place where they differ."""
+    """Print that the texts are equal, or where they differ, and then raise typer.Exit."""
     if place:
         write(f"another text, from {place}\n")
         raise typer.Exit(1)

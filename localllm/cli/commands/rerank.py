@@ -1,4 +1,4 @@
-"""localllm rerank: lines by how well they answer a query."""
+"""localllm rerank: sort lines by relevance to a query."""
 
 import json
 from typing import Annotated, Literal

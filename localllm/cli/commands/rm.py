@@ -1,4 +1,4 @@
-"""localllm rm: remove a model that was pulled."""
+"""localllm rm: remove a pulled model."""
 
 import sys
 from typing import Annotated

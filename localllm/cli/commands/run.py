@@ -1,4 +1,4 @@
-"""localllm run: one answer on stdout, then the end."""
+"""localllm run: answer one prompt."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""localllm search: the passages of files that answer a question."""
+"""localllm search: find the passages of files that answer a question."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def search(
     around: Annotated[
         int,
         typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.  [default: 0]"),
-        TYPED_ONLY,  # the --context of other commands, which config.toml may set, is a number of tokens
+        TYPED_ONLY,  # config.toml may set --context of other commands, a number of tokens
     ] = 0,
     before: Annotated[
         int, typer.Option("-B", metavar="N", help="Print N lines before each passage.  [default: 0]"), TYPED_ONLY
@@ -115,14 +115,14 @@ def search(
 
 
 def require_counts(**given: tuple[int, int]) -> None:
-    """Raise UsageError for a number that is too small; given: by name, each with the least."""
+    """Raise UsageError for a number that is too small; given: (number, minimum) by name."""
     for name, (value, least) in given.items():
         if value < least:
             raise UsageError(f"{name} should be {least} or above")
 
 
 def render_hits(hits: "Sequence[Hit]", how: str, before: int, after: int) -> str:
-    """Return hits as they are printed.
+    """Format hits.
 
     how: "json", "texts" (without places), "names" of files, "lines" as grep prints them, or "" for a block each.
     before, after: lines around each passage.
@@ -140,14 +140,14 @@ def render_hits(hits: "Sequence[Hit]", how: str, before: int, after: int) -> str
 
 
 def as_object(hit: "Hit") -> dict[str, object]:
-    """Return a hit for --json."""
+    """Convert a hit to JSON."""
     each = hit.passage
     told = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
     return {**told, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
 
 
 def block(hit: "Hit", before: int, after: int) -> str:
-    """Return a passage below its file and line."""
+    """Format a passage below its file and line."""
     text = "\n".join(text for _, text in lines_of(hit, before, after))
     place = coloured(hit.passage.place, "35") if is_terminal(sys.stdout) else hit.passage.place
     return f"{place}\n{text}\n"

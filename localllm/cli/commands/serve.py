@@ -1,4 +1,4 @@
-"""localllm serve: models for the other programs on this computer."""
+"""localllm serve: serve models over HTTP."""
 
 import os
 import re
@@ -27,7 +27,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def amount(text: str) -> int:
-    """Bytes: a number, with K, M or G behind it. Raises ValueError."""
+    """Parse a number of bytes, optionally with K, M or G. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not found:
         raise ValueError(f"{text!r} is not a size such as 500M or 8G")
@@ -254,7 +254,7 @@ def serve(
 
 
 def require_extra() -> None:
-    """Raise LocalllmError that says what to install, if a package is missing."""
+    """Raise LocalllmError, which says what to install, if a package is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
@@ -282,7 +282,7 @@ def map_names(models: list[str]) -> dict[str, str]:
 
 
 def on_disk() -> dict[str, str]:
-    """Return all models that are here, and the built-in one."""
+    """Return all local models by name, the built-in one included."""
     import localllm
     from localllm.services.catalogue import models_on_disk
 

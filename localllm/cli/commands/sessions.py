@@ -1,4 +1,4 @@
-"""localllm sessions: conversations that `chat` keeps."""
+"""localllm sessions: list, show or remove saved conversations."""
 
 from typing import Annotated, Literal
 

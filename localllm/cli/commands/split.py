@@ -1,4 +1,4 @@
-"""localllm split: divide a model file into several."""
+"""localllm split: split a model file into several."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""localllm templates: named prompts for `run --template`."""
+"""localllm templates: list, show or edit prompt templates for `run --template`."""
 
 import os
 import shlex
@@ -53,7 +53,7 @@ def templates(
 
 
 def edit(name: str) -> None:
-    """Open a template in the editor; a new one, or one that comes with it, is copied first. Raises LocalllmError."""
+    """Open a template in the editor; create it, or copy the built-in one, first. Raises LocalllmError."""
     from localllm.services import prompt_templates as kept
 
     if not kept.NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""localllm tokenize: how a model's vocabulary cuts a text."""
+"""localllm tokenize: show the tokens of a text."""
 
 import json
 import sys

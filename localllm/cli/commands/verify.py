@@ -1,4 +1,4 @@
-"""localllm verify: whether a model file is what it should be."""
+"""localllm verify: check a model file's weights and checksums."""
 
 import json
 from typing import TYPE_CHECKING, Annotated

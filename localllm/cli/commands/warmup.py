@@ -1,4 +1,4 @@
-"""localllm warmup: make the first start as fast as later ones."""
+"""localllm warmup: compile a model's kernels ahead of time."""
 
 import localllm
 from localllm.cli import open_model as opening

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: reads questions, shows answers, and saves both to a session's file."""
+"""A conversation in the terminal: reads questions, prints answers, and saves both in a session."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class TerminalConversation:
     # ---- asking ----
 
     def ask(self, question: str) -> None:
-        """Ask a question, with the texts and images that were read for it, and show the answer."""
+        """Ask a question, with the attached texts and images, and print the answer."""
         found = ""
         if self.folder is not None and question:
             from localllm.services.search.answers import passages_for
@@ -78,13 +78,13 @@ class TerminalConversation:
         if self.model.file is None:
             from localllm.images.opened import load_image  # seldom needed
 
-            load_image(path)  # whether the server's model sees it, only the server knows
+            load_image(path)  # only the server knows whether its model supports images
         else:
             self.model.vision.encode(path)
-        self.images.append(os.path.abspath(path))  # a session may go on in another folder
+        self.images.append(os.path.abspath(path))  # a session may be resumed in another folder
 
     def read(self, text: str, name: str) -> None:
-        """Take a file's text along with the next question. Raises UsageError if there is no room for it."""
+        """Attach a file's text to the next question. Raises UsageError if it exceeds the context."""
         model, length = self.model, self.model.session.count
         if not model.context:
             self.texts.append(text)
@@ -100,7 +100,7 @@ class TerminalConversation:
         self.texts.append(text)
 
     def ask_again(self, question: str | None = None) -> None:
-        """Replace the last answer by another one, to the same question or to a new text."""
+        """Replace the last answer by a new one, to the same question or to an edited one."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         asked = self.undo()
@@ -116,7 +116,7 @@ class TerminalConversation:
                 self.lines, self.model.session.messages = lines, messages
 
     def resume(self) -> None:
-        """More of the last answer."""
+        """Continue the last answer."""
         self._answer(self.model.session.resume, self.options)
 
     def _answer(
@@ -125,7 +125,7 @@ class TerminalConversation:
         options: "GenerationOptions",
         question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Show an answer and keep it; return False if there was none.
+        """Print an answer and save it; return False if there was none.
 
         question: its text and images; without one, the last answer is continued.
         """
@@ -170,7 +170,7 @@ class TerminalConversation:
                 before += [said, *results]
                 self._show(answer)
                 tools.note(answer.message(), finish=answer.finish_reason)
-        except LocalllmError as error:  # what was said until then stays
+        except LocalllmError as error:  # keep the text so far
             say(f"localllm: error: {error}")
         return answer, before
 
@@ -209,10 +209,10 @@ class TerminalConversation:
             dim(statistics(answer, self.model.context))
         dim("")
 
-    # ---- what was said ----
+    # ---- messages ----
 
     def undo(self) -> str | None:
-        """Take back the last question and its answer; the question, None if there is none."""
+        """Remove the last question and its answer; return the question, None if there is none."""
         question = self.model.session.undo()
         if question is not None:
             place = max(number for number, line in enumerate(self.lines) if line["role"] == "user")
@@ -238,7 +238,7 @@ class TerminalConversation:
         self.keep()
 
     def set(self, options: "GenerationOptions") -> None:
-        """Answer so from now on."""
+        """Set the options of the next answers."""
         self.options = options
         if self.file:
             self.file.chat.settings = settings(options)
@@ -250,7 +250,7 @@ class TerminalConversation:
         return self.lines[-1].get("tokens", 0) if self.lines else 0
 
     def branch(self, name: str) -> None:
-        """Go on in a copy of this conversation, or in one that was left. Raises UsageError, LocalllmError."""
+        """Branch off a copy of this conversation, or switch to a branch. Raises UsageError, LocalllmError."""
         if name == self.name:
             return
         is_new, kept, before = name not in self.branches, self.branches.get(name), self.name
@@ -258,7 +258,7 @@ class TerminalConversation:
         if is_new:
             self.model.session.hold()
             if self.file:
-                self.keep()  # or it would not be there to go back to, if nothing was said yet
+                self.keep()  # else a branch without messages would be lost
                 return self.save(name, trunk=self.file.chat.trunk or before)
         elif kept is None:
             self.load(name)
@@ -268,14 +268,14 @@ class TerminalConversation:
         self.branches[before], self.name = own, name
 
     def _be(self, lines: Sequence[Line]) -> None:
-        """Go on with another conversation; what was read for this one is kept for a while."""
+        """Switch to another conversation; the KV cache of this one is kept for a while."""
         self.model.session.hold()
         self.lines, self.texts, self.images = list(lines), [], []
         self.model.session.messages = sessions.visible_fields(lines)
         self.model.session.earlier = self.used
 
     def switch(self, model: "Model") -> None:
-        """Go on with another model."""
+        """Switch to another model."""
         before, self.model = self.model, model
         model.session.messages = sessions.visible_fields(self.lines)
         if self.file:
@@ -298,7 +298,7 @@ class TerminalConversation:
             say(f"localllm: error: {error}")
 
     def save(self, name: str, trunk: str = "") -> None:
-        """Be a session from now on; trunk: that it branches off. Raises UsageError if there is one of that name."""
+        """Save the conversation as a new session; trunk: where it branches off. Raises UsageError if it exists."""
         file = SessionFile(name)
         if not file.is_new:
             file.close()
@@ -311,12 +311,12 @@ class TerminalConversation:
         self._find_branches()
 
     def _find_branches(self) -> None:
-        """Find the session's branches on disk, besides those that are not saved."""
+        """List the branches: those on disk, and unsaved ones."""
         unkept = {name: lines for name, lines in self.branches.items() if lines is not None}
         self.branches = {**dict.fromkeys(sessions.branches(self.name)), **unkept}
 
     def load(self, name: str) -> None:
-        """Go on with a session. Raises UsageError, LocalllmError."""
+        """Resume a session. Raises UsageError, LocalllmError."""
         if self.file and name == self.name:
             return
         file = SessionFile(name)

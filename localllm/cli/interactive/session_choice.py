@@ -1,4 +1,4 @@
-"""Choose the session that a chat resumes, and its model."""
+"""Chooses the session that a chat resumes, and its model."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def model_of(session: str) -> str | None:
 
 
 def start(conversation: TerminalConversation, session: str | None, system: str | None) -> None:
-    """Go on with the session, or begin it; a system message of the command line is newer than the session's."""
+    """Resume or start the session; a system message from the command line replaces the session's."""
     if session is not None and sessions.exists(session):
         conversation.load(session)
         dim(f"session {session} · {len(conversation.lines)} messages")

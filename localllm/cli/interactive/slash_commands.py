@@ -36,12 +36,12 @@ KEYS = {
 
 
 class ExitChat(Exception):  # noqa: N818 - no error
-    """The user leaves."""
+    """The user ends the chat."""
 
 
 @frozen
 class Tools:
-    """The context of slash commands besides the conversation.
+    """What slash commands use in addition to the conversation.
 
     Attributes:
         open: a model by what names it.  edit: lets the user change a text; None if he would rather not.
@@ -68,7 +68,7 @@ class ChatCommand:
 
 
 def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bool:
-    """Do what a text commands; False if it is no command. Raises Leaving, UsageError if there is none of that name."""
+    """Run a slash command; return False for other text. Raises Leaving, and UsageError for an unknown command."""
     if text.strip() in LEAVING:
         raise ExitChat
     if not text.startswith("/"):
@@ -130,7 +130,7 @@ def retry(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def edit(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    """Edit the last question; it stays as it is until the edited one is sent."""
+    """Edit the last question, which is replaced when the edited one is sent."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
         return dim("there is no question yet")
@@ -258,7 +258,7 @@ def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
     if argument:
         conversation.switch(tools.open(argument))
     other = conversation.model
-    context = f" · {other.context} tokens of context" if other.context else ""  # a server need not say
+    context = f" · {other.context} tokens of context" if other.context else ""  # some servers do not report it
     dim(f"{other.name or file_stem(other.path)} · {other.file_type}{context}")
 
 
@@ -301,7 +301,7 @@ COMMANDS = {
 
 
 def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[tuple[str, int]]:
-    """Yield the completions of a line up to the cursor: texts, and where in the line each begins."""
+    """Yield the completions of a line up to the cursor: (text, its start in the line)."""
     if not line.startswith("/") or "\n" in line:
         return
     name, space, argument = line.partition(" ")
@@ -316,7 +316,7 @@ def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[t
 
 
 def paths(begun: str) -> list[str]:
-    """List files and folders that begin so; folders end with a slash, hidden ones need a typed dot."""
+    """List files and folders with a prefix; folders end with a slash, hidden ones are listed after a dot."""
     stem = os.path.basename(begun)
     folder = begun.removesuffix(stem)
     try:

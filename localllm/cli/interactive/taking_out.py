@@ -1,4 +1,4 @@
-"""Slash commands that take answers out of the chat, or files into it: /copy, /write, /files."""
+"""Slash commands for the clipboard and files: /copy, /write, /files."""
 
 import base64
 import os
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from localllm.cli.interactive.conversation import TerminalConversation
 
 CODE = "code"
-# Programs that put stdin into the clipboard, each with the variable without which it has none to put it in.
+# Programs that copy stdin to the clipboard, each with the environment variable that it needs.
 CLIPBOARDS = (
     ("", ["pbcopy"]), ("WAYLAND_DISPLAY", ["wl-copy"]), ("DISPLAY", ["xclip", "-selection", "clipboard"]),
     ("DISPLAY", ["xsel", "--clipboard", "--input"]), ("", ["clip.exe"]),
 )  # fmt: skip
-LONGEST = 74_994  # bytes of base64 that terminals take at once
+LONGEST = 74_994  # bytes of base64 that terminals accept in one sequence
 
 
 def last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
@@ -43,7 +43,7 @@ def copy(conversation: "TerminalConversation", argument: str, tools: object) -> 
 
 
 def copy_to_clipboard(text: str) -> None:
-    """Put a text into the clipboard, by a program or by the terminal's own sequence. Raises UsageError."""
+    """Copy a text to the clipboard, with a program or the terminal's escape sequence. Raises UsageError."""
     for variable, command in CLIPBOARDS:
         if not variable or os.environ.get(variable):
             with suppress(OSError, subprocess.SubprocessError):
@@ -55,7 +55,7 @@ def copy_to_clipboard(text: str) -> None:
     data = base64.b64encode(text.encode(errors="replace"))
     if not is_terminal(sys.stderr) or len(data) > LONGEST:
         raise UsageError("there is no clipboard here (pbcopy, wl-copy, xclip or xsel); /write FILE writes to a file")
-    sys.stderr.write(f"\x1b]52;c;{data.decode()}\x07")  # OSC 52, which terminals take over ssh, too
+    sys.stderr.write(f"\x1b]52;c;{data.decode()}\x07")  # OSC 52, which also works over ssh
     sys.stderr.flush()
 
 

@@ -1,4 +1,4 @@
-"""Show the plan and progress of commands that copy tensors."""
+"""Prints the plan and progress of commands that copy tensors."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> None:
-    """Write the files, with a line of progress, and print what was written. Raises UsageError, LocalllmError."""
+    """Write the files, with a progress line, and print their names and sizes. Raises UsageError, LocalllmError."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing.rewrite import write_files
     from localllm.services.outputs import is_model, require_kind

@@ -1,4 +1,4 @@
-"""The prompt of `localllm chat` on a terminal without escape sequences: whole lines."""
+"""Reads lines in `localllm chat` on a terminal without escape sequences."""
 
 import codecs
 import os
@@ -18,7 +18,7 @@ class DumbLines:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._waiting, self._last = "", ""  # what was typed behind the line, and the key before
+        self._waiting, self._last = "", ""  # keys typed after the line, and the last key
 
     def read(self, prompt: str) -> str:
         """Read one line with its line break; "" at the end of input. Raises KeyboardInterrupt."""
@@ -39,7 +39,7 @@ class DumbLines:
                 raise
 
     def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
-        """Return the line that is typed; all of it is in `typed` at any time."""
+        """Read keys until the line ends and return it; `typed` always has the keys so far."""
         while self._more():
             keys, self._waiting = self._waiting, ""
             for place, key in enumerate(keys):
@@ -57,7 +57,7 @@ class DumbLines:
                 elif key != LEAVE:
                     typed.append(key)
                     echo(display_line(key))
-                elif not typed:  # otherwise it sends a part of a line, as editors do that call this program
+                elif not typed:  # else Ctrl-D sends the incomplete line, as some editors do
                     self._waiting = keys[place + 1 :]
                     return ""
         return "".join(typed)
@@ -76,7 +76,7 @@ class DumbLines:
 
 
 def length_after_erasing(text: str, key: str) -> int:
-    """Return how many characters a key that erases leaves."""
+    """Return how many characters remain after an erase key."""
     if key == ERASE_LINE:
         return 0
     if key == ERASE_WORD:
@@ -85,7 +85,7 @@ def length_after_erasing(text: str, key: str) -> int:
 
 
 def display_line(text: str) -> str:
-    """Return the text as it is shown, on one line."""
+    """Return the text as it is printed, on one line."""
     return printable(text.replace("\t", " "))
 
 

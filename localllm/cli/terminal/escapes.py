@@ -1,4 +1,4 @@
-"""Escape sequences in texts of the command line, as llama.cpp's -e reads them."""
+"""Escape sequences in texts of the command line, as in llama.cpp's -e."""
 
 import re
 
@@ -12,7 +12,7 @@ def unescape_text(text: str) -> str:
 
 
 def _meaning(match: re.Match[str]) -> str:
-    """Bytes beyond ASCII wait as surrogates until those next to them make a character of them."""
+    """Replace escape sequences; consecutive bytes above 0x7F (as surrogates meanwhile) are decoded as UTF-8."""
     if match[1]:
         return bytes([int(match[1], 16)]).decode(errors="surrogateescape")
     return MEANINGS[match[2]]

@@ -1,4 +1,4 @@
-"""Progress of a long job and the time that is left."""
+"""Estimates the remaining time of a long job."""
 
 from time import perf_counter
 
@@ -7,7 +7,7 @@ class Remaining:
     """Estimate the remaining time of a job in equal steps; the clock starts now."""
 
     def __init__(self, total: int, done: int = 0):
-        """Start the clock; done: steps that an earlier run has done."""
+        """Start the clock; done: steps finished by an earlier run."""
         self._total, self._before, self._start = total, done, perf_counter()
 
     def at_first(self) -> str:

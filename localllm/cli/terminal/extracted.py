@@ -1,4 +1,4 @@
-"""Write only a code block of the answer to stdout, while it is being generated."""
+"""Prints only a code block of the answer, while it is generated."""
 
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ def make_code_page(answer: "Generation", last: bool) -> Page:
 
 
 def code_or_all(text: str, last: bool) -> str:
-    """Return the first or the last code block of a whole answer; of one without any, all, with a note on stderr."""
+    """Return an answer's first or last code block; without one, the whole answer, with a note on stderr."""
     code = extract_code(text, last)
     if code is None:
         say(NO_BLOCK)

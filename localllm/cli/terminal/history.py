@@ -1,4 +1,4 @@
-"""Texts typed in earlier chats: a private file of limited size in the user's state folder, one text per line."""
+"""The history of texts typed in chats: a private file in the user's state folder, one text per line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from localllm.files.folders import make_private, state_folder
 from localllm.files.safe_file import SafeFile
 from localllm.system.files import open_file
 
-MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, of which then the newer half stays; of a text that is kept
+MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, whose older half is removed then; of a text
 
 
 class FileHistory(History):
@@ -24,7 +24,7 @@ class FileHistory(History):
         self.path = path or state_folder() / "history"
 
     def load_history_strings(self) -> Iterable[str]:
-        """Yield the texts, the latest first; invalid lines are skipped."""
+        """Yield the texts, latest first; skip invalid lines."""
         for line in reversed(self._lines()):
             with suppress(ValueError, RecursionError):
                 text = json.loads(line)

@@ -1,4 +1,4 @@
-"""The prompt of `localllm chat`: editing, history, several lines. Drawn on stderr, because stdout is for answers."""
+"""The line editor of `localllm chat`, with history and multi-line texts; on stderr, since stdout is for answers."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ from localllm.cli.terminal.output import exit_on_sigterm, has_colour, is_dumb, i
 from localllm.system.processes import can_handle_in_loop
 
 QUOTES = '"""'
-Complete = Callable[[str], Iterable[tuple[str, int]]]  # from the line up to the cursor to texts, and where each begins
+Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
 
 
 class LineEditor:
@@ -55,7 +55,7 @@ class LineEditor:
         self._is_ended = False
         try:
             text = self._session.prompt(default=text, pre_run=self._end_on_sigterm)
-        finally:  # the editor's event loop has taken the signal's handler away
+        finally:  # the editor's event loop has replaced the signal handler
             exit_on_sigterm()
         if self._is_ended:
             raise SystemExit(128 + signal.SIGTERM)
@@ -95,7 +95,7 @@ class DumbEditor:
         self._lines = DumbLines()
 
     def read(self, text: str = "") -> str:
-        """Read one text, as LineEditor.read; the given text is shown, and sent by an empty line."""
+        """Read one text, as LineEditor.read; the given text is printed, and sent if the line is empty."""
         lines: list[str] = []
         if text:
             print(text, file=sys.stderr)
@@ -138,7 +138,7 @@ def screen() -> Output:
 
 
 def key_bindings() -> KeyBindings:
-    """Enter sends, where prompt_toolkit's editor of several lines would begin a new one."""
+    """Return key bindings: Enter sends the text, where prompt_toolkit would begin a new line."""
     bindings = KeyBindings()
 
     @bindings.add("escape", "enter")
@@ -162,13 +162,13 @@ def key_bindings() -> KeyBindings:
         elif len(offers) > 1:
             buffer.start_completion()
 
-    # What Ctrl-R has found is sent, as in a shell; the arrow keys leave the search with it.
+    # Enter sends the result of Ctrl-R, as in a shell; the arrow keys end the search and keep the result.
     bindings.add("enter", filter=is_searching)(accept_search_and_accept_input)
     return bindings
 
 
 def enter(buffer: Buffer) -> None:
-    """Send, or begin a new line."""
+    """Send the text, or begin a new line within triple quotes."""
     if buffer.complete_state:
         buffer.complete_state = None
     elif buffer.document.text_before_cursor.endswith("\\"):
