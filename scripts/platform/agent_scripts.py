@@ -1,4 +1,4 @@
-"""Answers of a scripted model to each coding agent: calls of the agent's own tools, a step for each result."""
+"""Script a model's answers to each coding agent: one call of the agent's own tools after each result."""
 
 import json
 import sys
@@ -122,7 +122,7 @@ class Played:
 
 
 class ByTurn(Scripted):
-    """A model that says what a function of the whole prompt says."""
+    """A model whose answer is a function of the whole prompt."""
 
     def __init__(self, tokenizer: Any, context: int, answer: Callable[[str], str]):
         super().__init__(tokenizer, context, {})

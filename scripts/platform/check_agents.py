@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Coding agents of others against `localllm serve` with a scripted model: read a file, change a line, run a test.
+"""Test coding agents with `localllm serve` and a scripted model: read a file, change a line, run a test.
 
     npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code
     python scripts/platform/check_agents.py MODEL.gguf --path FOLDER/node_modules/.bin            # all that are there
@@ -7,7 +7,7 @@
 
 Of MODEL only the vocabulary and the chat template are used: the answers are those of agent_scripts.py, a call of the
 agent's own tools for each step. Prints a line for each agent: whether the line was changed and the test ran, how many
-requests there were, and how many tokens of prompts were read again, turn by turn. --requests: write down what was sent.
+requests there were, and how many tokens of prompts were prefilled again, by turn. --requests: save the requests.
 The exit code is 1 if a task fails.
 """
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Client libraries of others against `localllm serve` with a real model: a task each, whose answer is checked.
+"""Test client libraries with `localllm serve` and a real model: one task each, whose answer is checked.
 
     python scripts/real_models.py qwen-0.5b
     python scripts/platform/check_clients.py MODEL.gguf                 # all tasks of client_tasks.py
     python scripts/platform/check_clients.py MODEL.gguf openai_chat     # some
 
-The libraries are installed in an environment of their own, outside of the repository (--environment), the first time;
-that of npm needs Node.js.
-Prints a line for each task; the exit code is 1 if one fails.
+On first use the libraries are installed in an environment of their own, outside of the repository (--environment);
+those of npm need Node.js. Prints a line for each task; the exit code is 1 if one fails.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Every golden model on a card.
+"""Check every golden model on a GPU.
 
     python scripts/platform/check_cuda.py [--card simulator|0] [OPTIONS] [NAME...]
 
-The card is Numba's simulator, in which a token takes up to a few seconds, or a real one by its number. For each model:
-the error of the prompt's logits and of some tokens after it, each read by a run of its own, normalized (NMSE), and the
-seconds that it took. Ends with 1 if one is above 1e-6, for quantized models 1e-5, where llama.cpp rounds GELU 1e-4.
+The GPU is Numba's simulator, in which a token takes up to a few seconds, or a real one by its number. Prints for each
+model the normalized mean square error (NMSE) of the prompt's logits and of some tokens after it, each read by a run of
+its own, and the seconds. Exits with 1 if an error is above 1e-6 (1e-5 for quantized models, 1e-4 where llama.cpp rounds
+GELU).
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def check(name: str, path: Path, chosen: argparse.Namespace) -> bool:
-    """Whether the card computes a model well, or says that it cannot."""
+    """Return whether the GPU computes a model within the bound, or reports that it cannot."""
     import numpy as np
     from engines import open_engine
 

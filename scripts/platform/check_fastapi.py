@@ -1,10 +1,10 @@
-"""A FastAPI application whose clients leave in the middle of answers: no text is wrong, and SIGTERM ends it in time.
+"""Stress a FastAPI application whose clients disconnect: no text may be wrong, and SIGTERM must end it in time.
 
     python scripts/platform/check_fastapi.py [MODEL] [--minutes 10] [--clients 32]
 
-Half of the clients read their answers to the end and compare them with what the same question gets alone; the other
-half read a little of a long answer and close the connection. Half of each are answered by `chat` in threads, half by
-`achat` in the event loop. In the end SIGTERM comes while long answers are made.
+Half of the clients read their answers to the end and compare them with the answer to the same question without other
+clients; the others read a little of a long answer and close the connection. Half of each are answered by `chat` in
+threads, half by `achat` in the event loop. At the end SIGTERM comes during long answers.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class Visitors:
                 self.wrong.append((question, text))
 
     def end(self) -> None:
-        """Expect the application to go away, and begin answers that nobody leaves."""
+        """Begin answers that no client leaves, and expect the application to end."""
         self._ending.set()
         for path in ("/threads", "/tasks"):
             answering = threading.Event()
@@ -137,14 +137,14 @@ def wait_until_listening(port: int, server: subprocess.Popen[bytes]) -> None:
 
 
 def resident_mib(server: subprocess.Popen[bytes]) -> int:
-    """Memory of the application, 0 where the system does not say."""
+    """Return the application's memory in MiB; 0 if the system does not report it."""
     status = Path(f"/proc/{server.pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def check(path: str, seconds: float, clients: int) -> list[str]:
-    """Let clients come and go for so long, then end the application; what went wrong, a line each."""
+    """Let clients come and go for some minutes, then end the application; return the problems, a line each."""
     with localllm.open(path, context=1024, cache=False) as model:
         alone = {q: "".join(model.chat([{"role": "user", "content": q}], TOKENS, temperature=0)) for q in QUESTIONS}
     with socket.socket() as probe:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Libraries that use llama-cpp-python or are plugged into, on localllm instead: a task each, whose answer is checked.
+"""Test libraries that use llama-cpp-python on localllm instead: one task each, whose answer is checked.
 
     python scripts/real_models.py qwen-0.5b
     python scripts/platform/check_libraries.py MODEL.gguf                   # all tasks of library_tasks.py
     python scripts/platform/check_libraries.py MODEL.gguf outlines_llama_cpp
 
-The libraries are installed in an environment of their own, outside of the repository (--environment), the first time:
-those that name llama-cpp-python, or an older llguidance, without what they name. Tests run it with an environment that
-is there already. Prints a line for each task; the exit code is 1 if one fails.
+On first use the libraries are installed in an environment of their own, outside of the repository (--environment);
+those that depend on llama-cpp-python, or on an older llguidance, without that dependency. Tests pass an existing
+environment. Prints a line for each task; the exit code is 1 if one fails.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""lm-evaluation-harness against `localllm serve`: a task of local questions, each of whose scores is checked.
+"""Run lm-evaluation-harness against `localllm serve` on local questions, and check each score.
 
     python scripts/platform/check_lm_eval.py MODEL.gguf TOKENIZER
 

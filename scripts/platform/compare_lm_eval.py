@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""lm-evaluation-harness on `localllm serve` against its own `hf` backend, with the same weights in F32.
+"""Compare lm-evaluation-harness on `localllm serve` with its own `hf` backend, with the same weights in F32.
 
     python scripts/platform/compare_lm_eval.py MODEL-F32.gguf
 

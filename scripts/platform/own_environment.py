@@ -1,4 +1,4 @@
-"""An environment of their own for programs that check localllm from outside."""
+"""Make a separate Python environment for programs that test localllm from outside."""
 
 import os
 import subprocess

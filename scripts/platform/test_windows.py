@@ -4,8 +4,8 @@
 Makes the environment once (wine_environment.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
 and all wheels from the Python registry. Then: commands, answers, the tokens of a real model for prompts of 5, 70 and
 300 tokens, the bytes that quantize writes, refusals and their codes, a server, `map` that is killed and goes on, a chat
-on a console, demo.cmd and test.cmd; tests; kills. Whatever has a twin on this computer has to be equal. --quick is what
-fits into three minutes.
+on a console, demo.cmd and test.cmd; tests; kills. Results must equal those of this computer where it has the same.
+--quick runs what fits into three minutes.
 """
 
 import argparse
@@ -104,7 +104,7 @@ KILLS = {
 
 
 def there(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Python for Windows with these arguments."""
+    """Return the command that runs Python for Windows with these arguments."""
     return subprocess.run(words_there(*words), env=environment(), cwd=ROOT, input=stdin, capture_output=True)
 
 
@@ -116,7 +116,7 @@ def here(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 
 @cache
 def environment_here() -> dict[str, str]:
-    """In which this computer's kernels are those of Windows, where no process is given AMX's tiles."""
+    """Return an environment in which this computer's kernels are those of Windows, where processes get no AMX tiles."""
     from localllm.kernels.machine import processor
 
     cpu, features = processor()
@@ -143,7 +143,7 @@ def lines(data: bytes) -> list[bytes]:
 
 
 def same_file(what: str, out: Path, *words: object) -> None:
-    """localllm with these arguments writes the same bytes to the file `out` here and there. Raises SystemExit."""
+    """Run localllm here and on Windows; the bytes in the file `out` must be the same. Raises SystemExit."""
     made = []
     for run in (there, here):
         out.unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def compare_quickly(work: Path) -> None:
 
 
 def compare(work: Path) -> None:
-    """More commands, and tokens of a real model."""
+    """Compare more commands, and tokens of a real model."""
     if REAL.exists():
         same(f"Tokens of {REAL.name}", work / "tokens.py", REAL, work / "text", *PROMPTS)
     same_program("chat, from a pipe", "chat", GUIDE, *GREEDY, stdin="Grüße! What is localllm?\n".encode())
@@ -291,7 +291,7 @@ def compare_scripts(work: Path) -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Some of the tests, on Windows. Raises SystemExit."""
+    """Run some of the tests on Windows. Raises SystemExit."""
     began = time.monotonic()
     say(f"> pytest {' '.join(arguments)}")
     done = there("-X", "utf8", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)

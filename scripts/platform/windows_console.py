@@ -1,4 +1,4 @@
-"""`localllm chat` on a console of Windows and on a terminal here: the same keys bring the same answers.
+"""Compare `localllm chat` on a Windows console and on a terminal here: the same keys must give the same answers.
 
 wine shows its console on a terminal of this computer, and makes keys of what is typed there. Keys without a character
 (arrows) do not arrive: prompt_toolkit asks the console for escape sequences, which wine promises and does not send.
@@ -53,7 +53,7 @@ def left(chat: Terminal) -> int:
 
 
 def interrupted(chat: Terminal) -> tuple[bool, int]:
-    """Whether an answer that would be long ends with Ctrl-C and the conversation goes on; the exit code."""
+    """Interrupt a long answer by Ctrl-C; return whether the conversation goes on, and the exit code."""
     chat.prompt()
     chat.type("What is localllm?" + ENTER)
     chat.expect("runs")

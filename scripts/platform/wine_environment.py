@@ -1,6 +1,6 @@
-"""A Windows environment in Debian's wine, with Python and localllm's wheel, for test_windows.py.
+"""Make a Windows environment in Debian's wine, with Python and localllm's wheel, for test_windows.py.
 
-What is made stays in $WINDOWS_ROOT (/var/tmp/localllm-windows), for the next time.
+It stays in $WINDOWS_ROOT (/var/tmp/localllm-windows) for the next run.
 """
 
 import os
@@ -55,12 +55,12 @@ def made_from() -> bytes:
 
 
 def needed() -> list[str]:
-    """localllm's dependencies."""
+    """Return localllm's dependencies."""
     return list(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
 
 
 def make_bed() -> None:
-    """All of it that is not there. Raises OSError, CalledProcessError."""
+    """Make the missing parts of the environment. Raises OSError, CalledProcessError."""
     if not (shutil.which("wine") and shutil.which(COMPILER)):
         say("Installing wine and MinGW ...")
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -77,7 +77,7 @@ def make_bed() -> None:
 
 
 def make_python() -> None:
-    """Python for Windows, with what wine lacks."""
+    """Install Python for Windows, with the libraries that wine lacks."""
     say("Fetching Python for Windows ...")
     BED.mkdir(parents=True)
     pip("download", "--no-deps", "--no-binary", ":all:", EMBEDDED, "--dest", BED)
@@ -95,7 +95,7 @@ def make_python() -> None:
 
 
 def make_prefix() -> None:
-    """Wine's Windows, version 10: Python ends on the one that it says to be otherwise."""
+    """Make wine's Windows, set to version 10: Python does not run on wine's default version."""
     say("Making a Windows ...")
     quietly("wine", "reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f", env=environment())
 
@@ -132,13 +132,13 @@ def quietly(*words: object, env: dict[str, str] | None = None) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of programs under wine, in a Windows of their own; one that crashes ends at once."""
+    """Return the environment of programs under wine; a program that crashes ends at once."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "LOCALLLM_", "PYTHON"))}
     return kept | {"WINEPREFIX": str(BED / "prefix"), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "winedbg.exe="}
 
 
 def words_there(*words: object) -> list[str]:
-    """Python for Windows with these arguments."""
+    """Return the command that runs Python for Windows with these arguments."""
     return [
         "wine",
         str(PYTHON / "python.exe"),
@@ -153,7 +153,7 @@ def named(path: Path) -> str:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """In the block Windows is there. Each program would start its services otherwise, and end when they do: seconds.
+    """Keep wine's services running in the block: else each program would start and end them, which takes seconds.
 
     The services keep the streams of the program that starts them: nobody may wait for the end of those, so the block
     begins when they have started.

@@ -1,4 +1,4 @@
-"""A new user's first five minutes.
+"""Record what a new user sees in the first five minutes.
 
     python scripts/record/first_five_minutes.py MODEL.gguf [COLUMNS]
 
@@ -6,8 +6,8 @@ The output is docs/first-five-minutes.md.
 
 Installs the project into a fresh environment, lists models, pulls one by its name from a server on this computer that
 speaks the hub's protocol (and has MODEL.gguf under that name), talks with it, quantizes it and talks with the result;
-then types what users of llama.cpp and Ollama are used to. What a terminal of 100 columns shows goes to stdout, commands
-behind a dollar sign; anything that ends in another way than it should ends it with 1.
+then types commands of llama.cpp and Ollama. The screen of a terminal of 100 columns goes to stdout, with commands after
+a dollar sign; a command that ends unexpectedly ends the script with 1.
 """
 
 import os
@@ -28,7 +28,7 @@ REPOSITORY, FILE, NAME = "bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-I
 
 
 class User:
-    """Somebody with an empty home."""
+    """A user with an empty home folder."""
 
     def __init__(self, home: str, hub: str, columns: int):
         self._columns = columns

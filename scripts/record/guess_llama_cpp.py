@@ -27,7 +27,7 @@ class Embedding(ctypes.Structure):
 
 
 def function(name: str, result, *arguments):
-    """One that the package does not declare; some are C++."""
+    """Return a function of the library that the package does not declare; some are C++."""
     found = getattr(llama.llama_cpp._lib, name)
     found.restype, found.argtypes = result, arguments
     return found
@@ -60,7 +60,7 @@ def opened(model, kind: int, other=None):
 
 
 def read(context, tokens: list[int], before: np.ndarray | None = None) -> None:
-    """All of them at once; before: float32 [tokens, width]."""
+    """Read all tokens at once; before: hidden states, float32 [tokens, width]."""
     batch = new_batch(context)
     for place, token in enumerate(tokens):
         add_token(batch, 0, token)

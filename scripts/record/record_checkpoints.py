@@ -465,7 +465,7 @@ WORDS = {"embeddings.word_embeddings.weight": "272 64", "embeddings.token_type_e
 
 
 def with_biases(shapes: dict[str, str], without: tuple[str, ...] = ()) -> dict[str, str]:
-    """Weights, and biases as long as they have rows."""
+    """Return the shapes of weights and of their biases, which have a number per row."""
     found = {f"{name}.weight": shape for name, shape in shapes.items()}
     return found | {f"{name}.bias": shape.split()[0] for name, shape in shapes.items() if name not in without}
 
@@ -670,7 +670,7 @@ def main() -> None:
 
 
 def written(known: dict[str, Any]) -> str:
-    """As the file is: a line for each part of a model."""
+    """Return the file's text: a line for each part of a model."""
     models = []
     for name, model in known.items():
         parts = (f"  {json.dumps(part)}: {json.dumps(content)}" for part, content in model.items())
@@ -679,7 +679,7 @@ def written(known: dict[str, Any]) -> str:
 
 
 def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
-    """Everything about one model."""
+    """Record one model."""
     import numpy as np
     import torch
     import transformers
@@ -762,7 +762,7 @@ def in_float64() -> Iterator[None]:
 
 
 def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
-    """Only what llama.cpp's converter makes of it."""
+    """Record only what llama.cpp's converter makes of a checkpoint."""
     from checkpoint import spelled_out, write_family
 
     found = BY_HAND[name]
@@ -776,7 +776,7 @@ def by_hand(name: str, folder: Path, sources: Path) -> dict[str, Any]:
 
 
 def together(shapes: dict[str, str]) -> dict[str, str]:
-    """Names that differ by a number only, as one: 0-3 for 0, 1, 2 and 3."""
+    """Merge names that differ by a number only into one: 0-3 for 0, 1, 2 and 3."""
     behind = (r"\.experts\.", r"\.norms\.", r"\.layers\.", r"\.h\.", r"\.blocks\.")
     for place in (rf"(?<={name})\d+(?=\.)" for name in behind):
         key = lambda item: (re.sub(place, "#", item[0]), item[1])  # noqa: E731, B023
@@ -790,7 +790,7 @@ def together(shapes: dict[str, str]) -> dict[str, str]:
 
 
 def runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges."""
+    """Format sorted numbers as ranges."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what llama.cpp sees by the tiny random projectors of tests/support/models/projectors.py, in tests/goldens.
+"""Record llama.cpp's image rows and logits for the projectors of tests/support/models/projectors.py, in tests/goldens.
 
     python scripts/record/record_pictures.py --peer-python PEER/bin/python --torch-python TORCH/bin/python [NAME...]
 
@@ -123,7 +123,7 @@ def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:
 
 
 def run(python: str, script: str, jobs: list[dict]) -> None:
-    """All jobs, in one process."""
+    """Run all jobs in one process."""
     command, lines = [python, str(ROOT / "scripts" / "record" / script)], "\n".join(map(json.dumps, jobs))
     done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
     if done.returncode:

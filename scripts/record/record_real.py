@@ -48,7 +48,7 @@ PROMPTS = [
 
 
 def ask_peer(python: str, jobs: list[dict[str, Any]]) -> None:
-    """Have llama.cpp compute. Raises CalledProcessError."""
+    """Run jobs in llama.cpp. Raises CalledProcessError."""
     lines = "".join(json.dumps(job) + "\n" for job in jobs)
     subprocess.run(
         [python, ROOT / "scripts" / "record" / "run_llama_cpp.py"],
@@ -74,14 +74,14 @@ def greedy(python: str, model: Path, prompts: list[list[int]], folder: Path) -> 
 
 
 def perplexity(python: str, model: Path, chunks: np.ndarray, read: list[list[int]], folder: Path) -> float:
-    """Of the second half of each chunk."""
+    """Compute the perplexity of the second halves of all chunks."""
     jobs = [{"model": str(model), "score": read, "targets": chunks.tolist(), "out": str(folder / "nll.json")}]
     ask_peer(python, jobs)
     return float(np.exp(np.mean(json.loads((folder / "nll.json").read_text()))))
 
 
 def record(name: str, python: str, folder: Path) -> dict[str, Any]:
-    """All of a model."""
+    """Record a model."""
     path = read_table()[name].path
     exact, tokenizer = folder / "exact.gguf", open_tokenizer(path)
     words = [sys.executable, "-m", "localllm", "quantize", path, exact, "F32", "--force", "--allow-requantize"]

@@ -48,7 +48,7 @@ OF_WORDS = [
 
 
 def learned_merges(text: str, count: int) -> list[str]:
-    """Byte-level merges of the most frequent pairs within words; of equal ones the first in the alphabet."""
+    """Learn byte-level merges: the most frequent pairs within words; of equally frequent ones the first by name."""
     words = Counter(re.findall(r" ?[A-Za-z]+|\s+|[^\sA-Za-z]+", text))
     spelled = {tuple(ALPHABET[byte] for byte in word.encode()): times for word, times in words.items()}
     merges = []
@@ -74,7 +74,7 @@ def joined(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def learned_pieces(text: str, count: int) -> list[str]:
-    """SentencePiece's: frequent parts of words, and all characters."""
+    """Learn SentencePiece's pieces: frequent parts of words, and all characters."""
     parts: Counter[str] = Counter()
     for word, times in Counter(text.split()).items():
         marked = f"▁{word}"
@@ -99,7 +99,7 @@ def bigrams(texts: list[str]) -> list[str]:
 
 
 def tokens(metadata: dict[str, Any], texts: list[str], peer: str) -> list | None:
-    """llama.cpp's; None if it does not know the vocabulary."""
+    """Return llama.cpp's tokens; None if it does not support the vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         path = vocabularies.write_vocabulary(metadata, Path(folder) / "vocabulary.gguf")
         job = {"vocabulary": str(path), "texts": texts, "out": str(Path(folder) / "tokens.json")}

@@ -44,7 +44,7 @@ def opened(path: str, texts: int = 1, room: int = CONTEXT, **more):
 
 
 def read(context, vocab: int, tokens: list[int], position: int, decode=llama.llama_decode) -> np.ndarray:
-    """Logits behind each token, float32 [tokens, vocab]; none by llama_encode."""
+    """Read tokens; return the logits after each, float32 [tokens, vocab]; none with llama_encode."""
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for i, token in enumerate(tokens):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What llama.cpp's mtmd sees; run by scripts/record/record_pictures.py with a Python that has llama-cpp-python.
+"""Record the image rows of llama.cpp's mtmd, for scripts/record/record_pictures.py; needs llama-cpp-python.
 
 Reads a job per line of stdin, as JSON: {"model": path, "mmproj": path, "images": [.npy of uint8 [rows, columns, 3]],
 "text": with mtmd's marker where an image stands, "out": path}. Writes an .npz with `tokens`, -1 for a row of an image,

@@ -51,7 +51,7 @@ def tower_name(name: str) -> str | None:
 
 
 def filled(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
-    """With these weights, and none missing but those that nobody needs."""
+    """Load weights into a model; only unused ones may be missing."""
     missing, unexpected = module.double().load_state_dict(tensors, strict=False)
     assert not unexpected and all(
         "position_ids" in name or "post_layernorm" in name or "head" in name for name in missing
@@ -110,7 +110,7 @@ FAMILIES = {"gemma3": gemma3, "idefics3": idefics3, "mlp": mlp}
 
 
 def read(path: str) -> dict[str, torch.Tensor]:
-    """Float64."""
+    """Read a tensor as float64."""
     with np.load(path) as file:
         return {name: torch.from_numpy(np.array(values, np.float64)) for name, values in file.items()}
 

@@ -63,7 +63,7 @@ def logits(text: dict, tensors: Tensors, tokens: torch.Tensor, rows: torch.Tenso
 
 
 def renamed(tensors: Tensors, layer: dict[str, str]) -> Tensors:
-    """By transformers' names; layer: of the tensors of a layer."""
+    """Rename tensors to transformers' names; layer: the names of a layer's tensors."""
     names = {name: f"{whole}.weight" for name, whole in WHOLE.items()}
     found = {names[stem]: values for name, values in tensors.items() if (stem := name.rsplit(".", 1)[0]) in names}
     for name, values in tensors.items():
@@ -75,7 +75,7 @@ def renamed(tensors: Tensors, layer: dict[str, str]) -> Tensors:
 
 
 def masks_by_image(config: Gemma3TextConfig, embedded: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor):
-    """Gemma 3's: the rows of an image see each other."""
+    """Make Gemma 3's masks: the rows of an image see each other."""
     blocks = get_block_sequence_ids_for_mask((tokens < 0).int()[None])
     return create_masks_for_vision_model(config, embedded, None, None, positions, block_sequence_ids=blocks)
 
@@ -105,7 +105,7 @@ def qwen3vl(text: dict, tensors: Tensors) -> torch.nn.Module:
 
 
 def positions_by_image(tokens: torch.Tensor, grids: list) -> torch.Tensor:
-    """As Qwen2-VL gives them: time, height and width, [3, 1, tokens]."""
+    """Make Qwen2-VL's positions: time, height and width, [3, 1, tokens]."""
     of = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=1)))
     of.get_vision_position_ids = partial(Qwen2VLModel.get_vision_position_ids, of)
     thw = torch.tensor([[1, *grid] for grid in grids])

@@ -1,10 +1,10 @@
-"""Compiles kernels for another system or CPU on this computer.
+"""Compile kernels for another system or CPU on this computer.
 
     python -m scripts.tools.cross_compile SYSTEM                      object files of the kernels that stdin names
     python -m scripts.tools.cross_compile SYSTEM --assembly KERNEL... assembly, to read
 
-NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name the CPU. For an ARM, Numba believes that it runs there, on Linux, and loads
-what it compiles, but nothing calls it.
+NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name the CPU. For ARM, Numba is made to believe that it runs on ARM Linux; it
+loads the code that it compiles, but nothing calls it.
 """
 
 import gc
@@ -27,7 +27,7 @@ HANDLER = "handle_bus_error"  # see localllm.kernels.build.faults
 
 
 def initialize() -> None:
-    """Have LLVM know all targets."""
+    """Initialize all targets of LLVM."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 

@@ -2,9 +2,8 @@
 
     scripts/journey run MODEL -p Hi
 
-Module bodies are no functions, nor are class bodies; what they call while they are imported does not count either. All
-threads count; other processes do not. The list goes to stderr after the command's own output, the count is its last
-line.
+Module and class bodies do not count as functions, nor does what they call during an import. All threads count; other
+processes do not. The list goes to stderr after the command's own output; its last line is the count.
 """
 
 import inspect
@@ -19,7 +18,7 @@ FOLDERS = tuple(f"{ROOT / name}/" for name in ("localllm", "quant"))
 
 
 class Journey:
-    """A profile hook that notes files until the first byte is written.
+    """A profile hook that records files until the first byte is written.
 
     Attributes:
         files: paths relative to the repository, in the order in which their functions first ran.
@@ -31,7 +30,7 @@ class Journey:
         self._importing = threading.local()  # .depth: how many module bodies of the product run in a thread
 
     def start(self) -> None:
-        """Begin to note, in this thread and in those that start later."""
+        """Begin to record, in this thread and in those that start later."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
@@ -50,7 +49,7 @@ class Journey:
 
 
 def is_write(called: Any) -> bool:
-    """Tell whether a C function writes to stdout, as cli.terminal.output.write does; `print` only serves stderr."""
+    """Return whether a C function writes to stdout, as cli.terminal.output.write does; `print` only serves stderr."""
     owner = getattr(called, "__self__", None)
     return called.__name__ == "write" and owner is not None and owner in (sys.stdout, getattr(sys.stdout, "buffer", 0))
 

@@ -1,7 +1,7 @@
-"""Small faults that a person could make, one by one: a number off by one, a check that is missing, a swapped order.
+"""Find places for small faults that a person could make: a number off by one, a missing check, a swapped order.
 
-`faults(source)` finds where they can be in a file. Each is a piece of the text and what takes its place, so that
-everything else stays as it is. For localllm's tests, see scripts/mutate.
+`faults(source)` lists the possible faults of a file. Each is a range of the text and its replacement; everything else
+stays as it is. scripts/mutate inserts them.
 """
 
 import ast
@@ -23,11 +23,11 @@ TYPES = ("Annotated", "Callable", "Iterator", "Literal", "dict", "list", "tuple"
 
 
 class Fault(NamedTuple):
-    """A fault to insert.
+    """A fault: a range of a file's bytes, and the text that replaces it.
 
     Attributes:
-        line: of the file, from 1.  start, end: in its bytes.  text: what comes there.  function: its name, with those
-        of classes and functions around it; "" in none.
+        line: of the file, from 1.  start, end: the range.  text: its replacement.  function: the qualified name of the
+        function that it is in; "" outside of functions.
     """
 
     line: int
@@ -52,7 +52,7 @@ class Finder(ast.NodeVisitor):
             self._lines.append(self._lines[-1] + len(line))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where a node is, in bytes."""
+        """Return the byte range of a node."""
         start = self._lines[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
         return start, self._lines[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
 
@@ -61,7 +61,7 @@ class Finder(ast.NodeVisitor):
         return self._source[start:end].decode()
 
     def add(self, kind: str, node: ast.AST, text: str) -> None:
-        """Another text for a node, or for no more than a place (start, end)."""
+        """Add a fault: another text for a node, or for a range (start, end)."""
         self.add_between(kind, node.lineno, *self.span(node), text)  # type: ignore[attr-defined]
 
     def add_between(self, kind: str, line: int, start: int, end: int, text: str) -> None:
@@ -95,7 +95,7 @@ class Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Says what is always so."""
+        """Skip assertions: they state what always holds."""
 
     def visit_keyword(self, node: ast.keyword) -> None:
         if node.arg != "strict":  # so does zip's
@@ -207,7 +207,7 @@ class Finder(ast.NodeVisitor):
     # ---- how ----
 
     def _swap(self, kind: str, operator: ast.AST, left: ast.AST, right: ast.AST) -> None:
-        """Another operator between two nodes, where it stands alone between them."""
+        """Add another operator between two nodes, if nothing else is between them."""
         text = SWAPPED.get(type(operator))
         start, end = self.span(left)[1], self.span(right)[0]
         between = self._source[start:end].decode()
@@ -238,7 +238,7 @@ class Finder(ast.NodeVisitor):
         self.add("statement", node, "pass")
 
     def _others(self, number: float) -> list[float]:
-        """Off by one, or by a factor."""
+        """Return other values: off by one, or by a factor."""
         if isinstance(number, int):
             if number >= POWERS and number.bit_count() == 1:
                 return [number * 2, number // 2]
@@ -249,14 +249,14 @@ class Finder(ast.NodeVisitor):
 
 
 def faults(source: bytes) -> list[Fault]:
-    """All that can be in a file; a few of them leave no valid Python."""
+    """List the possible faults of a file; a few of them leave invalid Python."""
     finder = Finder(source)
     finder.visit(ast.parse(source))
     return finder.found
 
 
 def is_valid(source: bytes) -> bool:
-    """Whether it is Python."""
+    """Return whether a source is valid Python."""
     with suppress(SyntaxError, ValueError):
         ast.parse(source)
         return True

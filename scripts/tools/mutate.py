@@ -80,7 +80,7 @@ def faults_of(path: str) -> list[Fault]:
 
 
 def drawn(paths: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
-    """So many: from files by their length, from functions alike, and of a function from all kinds alike."""
+    """Draw faults: files by their length, then functions and kinds of faults with equal chances."""
     draw, known = random.Random(seed), set[Mutant]()
     weights = [len((ROOT / path).read_bytes()) for path in paths]
     for _ in range(100 * count):
@@ -99,7 +99,7 @@ def drawn(paths: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
 
 
 def placed(place: str) -> list[Mutant]:
-    """All faults at PATH or PATH:LINE or PATH:FIRST-LAST."""
+    """List all faults at PATH or PATH:LINE or PATH:FIRST-LAST."""
     path, _, lines = place.partition(":")
     first, _, last = lines.partition("-")
     begin, end = int(first or 0), int(last or first or 1 << 30)
@@ -195,7 +195,7 @@ def by_imports(path: str) -> list[str]:
 
 
 def distance_to(test: str, path: str) -> int | None:
-    """How many imports there are from a test to a module."""
+    """Return how many imports lead from a test to a module."""
     known, waiting = {test}, deque([(test, 0)])
     while waiting:
         file, steps = waiting.popleft()
@@ -226,7 +226,7 @@ def copied(folder: Path) -> Path:
 
 
 def compile_all(tree: Path) -> None:
-    """Keep all modules' bytecode in a copy, and that of the tests: compiling takes half of the time of a quick one."""
+    """Compile all modules and tests of a copy to bytecode, which takes half of the time of a quick test."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
     subprocess.run([sys.executable, "-m", "compileall", "-q", "localllm", "quant"], cwd=tree, env=environment)
@@ -254,7 +254,7 @@ sound = dict[str, bool]()
 
 
 def is_sound(tree: Path, test: str, limit: float) -> bool:
-    """Whether a test passes without a fault."""
+    """Return whether a test passes without a fault."""
     if test not in sound:
         sound[test] = tried(tree, [test], limit)[0] == "survived"
     return sound[test]
@@ -287,7 +287,7 @@ def tried(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
 def try_all(
     mutants: Iterable[Mutant], tests: Callable[[Mutant], Sequence[str]], jobs: int, limit: float
 ) -> Iterator[tuple[Mutant, str]]:
-    """Each with what became of it, as they come."""
+    """Yield each fault with its outcome, as soon as it is known."""
     waiting, results = Queue[Mutant](), Queue[tuple[Mutant, str] | None]()
     for mutant in mutants:
         waiting.put(mutant)
@@ -315,7 +315,7 @@ def try_all(
 
 
 def report(results: Iterable[tuple[Mutant, str]]) -> None:
-    """Survivors as they come, then the share."""
+    """Print survivors as they are found, then the share that was noticed."""
     counts = defaultdict[str, int](int)
     for mutant, became in results:
         counts[became] += 1

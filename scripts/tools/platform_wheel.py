@@ -1,6 +1,6 @@
-"""Hatch's hook for wheels with machine code: adds what `scripts/wheels` has compiled, and names the platform.
+"""A build hook of Hatch for wheels with machine code: add the kernels of `scripts/wheels`, and name the platform.
 
-Without its two variables in the environment, a wheel is the pure one that runs everywhere.
+Without its two environment variables the wheel is the pure one, which runs everywhere.
 """
 
 import os

@@ -29,7 +29,7 @@ SDIST_HAS = [*["README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "script
 
 
 class ReleaseError(Exception):
-    """Why there can be no release; the text says what to do."""
+    """Raised when a release is impossible; the message says what to do."""
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
@@ -128,7 +128,7 @@ def prepare(tree: Path, version: str, skip_tests: bool) -> list[Path]:
 
 
 def publishable() -> bool:
-    """Tell whether the project has a public address."""
+    """Return whether the project has a public address."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     return not any(".example" in url for url in urls.values())
 

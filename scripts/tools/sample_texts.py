@@ -1,4 +1,4 @@
-"""Draw docstrings, help texts and messages at random, to be read by somebody who does not know the code.
+"""Draw docstrings, help texts and messages at random, for a reader who does not know the code.
 
 python scripts/tools/sample_texts.py 7          fifty docstrings, thirty help texts and twenty messages of seed 7
 python scripts/tools/sample_texts.py 7 --all messages    every message

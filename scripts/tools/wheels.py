@@ -1,8 +1,8 @@
 """Build wheels that carry machine code. Usage: scripts/wheels [SYSTEM...] [--lanes NAME,...] [--output FOLDER].
 
-Compiles all kernels for the lanes of each system, all of them if none is given, and builds a wheel with them for each.
-Systems: linux-x86_64, linux-aarch64, windows-amd64, macos-arm64, macos-x86_64. What is compiled is kept in the cache
-folder and not compiled again as long as sources and compilers are the same. See localllm/kernels/build/shipped.py.
+For each system (default: all), compiles all kernels for its lanes and builds a wheel that carries them.
+Systems: linux-x86_64, linux-aarch64, windows-amd64, macos-arm64, macos-x86_64. Compiled kernels are
+cached, and compiled again only if sources or compilers change. See localllm/kernels/build/shipped.py.
 """
 
 import argparse
@@ -62,7 +62,7 @@ SYSTEMS = {
 
 
 class WheelError(Exception):
-    """Why there can be no wheel; the text says what to do."""
+    """Raised when a wheel cannot be built; the message says what to do."""
 
 
 def kernels_by_part() -> dict[str, list[str]]:
