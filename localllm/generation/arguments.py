@@ -1,4 +1,4 @@
-"""Keyword arguments of methods that generate, as one typed dict, and the options that they are converted to."""
+"""Keyword arguments of methods that generate, as typed dicts, and their conversion to GenerationOptions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -50,14 +50,14 @@ class SamplingArguments(TypedDict, total=False):
 class AnswerArguments(SamplingArguments, total=False):
     """Options of an answer other than sampling.
 
-    on_overflow, keep: what is done when the context is full.  think: "on", "off", "auto", "low", "medium" or "high".
-    think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
-    continue the last message; None: an assistant's without tool calls.  schema, grammar (GBNF), regex: what the answer
-    must look like, one of them; json_whitespace and additional_properties loosen a schema.  logprobs, top_logprobs:
-    whether to keep log probabilities, and how many likely alternatives to each token.  logits_processor: called before
-    each token is drawn with the ids so far and a copy of the logits, float32 [vocab], returns those to draw from;
-    stopping_criteria: called so, too, says whether the answer ends here.  ban: texts that the answer does not have, in
-    upper or lower case: it goes back to where one begins, and goes on otherwise.
+    on_overflow, keep: policy for a full context.  think: "on", "off", "auto", "low", "medium" or "high".
+    think_budget: most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
+    continue the last message; None: if it is an assistant's without tool calls.  schema, grammar (GBNF), regex: one
+    constraint of the answer; json_whitespace and additional_properties loosen a schema.  logprobs, top_logprobs:
+    whether to return log probabilities, and how many alternatives to each token.  logits_processor: called before each
+    token is drawn with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from.
+    stopping_criteria: called in the same way; returns whether the answer ends.  ban: texts that must not occur in the
+    answer, in upper or lower case; their tokens are undone and drawn again.
     """
 
     on_overflow: str | None
@@ -81,8 +81,8 @@ class AnswerArguments(SamplingArguments, total=False):
 class CallArguments(AnswerArguments, total=False):
     """Options of tool calls.
 
-    tool_choice: "auto", "required", "none", or the tool that has to be called.  parallel_tool_calls: whether there may
-    be several.  json_calls: whether JSON that names a tool counts as a call.
+    tool_choice: "auto", "required", "none", or the tool to call.  parallel_tool_calls: whether several calls are
+    allowed.  json_calls: whether JSON text that names a tool counts as a call.
     """
 
     tool_choice: object
@@ -102,7 +102,7 @@ _TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_call
 
 
 def _no_option(name: str) -> str:
-    """Say that there is no option of a name, and which one is most like it."""
+    """Return the message for an unknown option, with the most similar name."""
     from difflib import get_close_matches  # seldom needed
 
     close = get_close_matches(name.lower(), sorted(ChatArguments.__annotations__), n=1)
@@ -115,7 +115,7 @@ def gather_options(
     arguments: AnswerArguments,
     speculate: "str | Drafter" = "auto",
 ) -> GenerationOptions:
-    """Make one object of a method's arguments. Raises UsageError for an unknown name."""
+    """Convert a method's keyword arguments to options. Raises UsageError for an unknown name."""
     left = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
     sampling = {name: left.pop(name) for name in SamplingArguments.__annotations__ if name in left}
     constraint = {name: left.pop(name) for name in _CONSTRAINTS if left.get(name) is not None}

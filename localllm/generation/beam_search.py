@@ -31,11 +31,11 @@ class Answer:
     """One of several answers to a prompt.
 
     Attributes:
-        text, tokens, thinking: as of a Generation, without what ended it.
-        logprob: the natural logarithm of its probability by the model's own logits, before sampling options; the
-            token that ended it counts.
+        text, tokens, thinking: as in Generation.
+        logprob: the natural logarithm of its probability by the model's logits, before sampling options, including
+            the token that ended it.
         finish_reason: "stop" or "length".
-        seed: with which a Generation gives the same answer; None if it was not drawn.
+        seed: reproduces the answer with a Generation; None if it was not sampled.
     """
 
     text: str
@@ -58,7 +58,7 @@ def require_counts(n: int, beams: int) -> None:
 
 
 def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
-    """Return the n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
+    """Return n answers, best first: sampled ones, or, with `beams`, the n likeliest of a beam search.
 
     Sampled answers are compared by their log probability per token, beams by their log probability. Raises UsageError
     and ContextError.
@@ -86,21 +86,21 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
 
 
 class BeamSearch:
-    """A search for the likeliest answers: at most `beams` with different texts. Nothing is drawn.
+    """Beam search: the likeliest answers, at most `beams`, with different texts. Nothing is sampled.
 
-    After each token the likeliest continuations are kept, and of those with the same text the best. The search ends
-    when `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; it also
-    ends at max_tokens or when the context is full, and open ones are answers then, too.
+    After each token the likeliest continuations are kept, of several with the same text the best. The search ends when
+    `beams` answers have finished and no unfinished one is likelier than the worst of them, because none gets likelier.
+    It also ends at max_tokens or when the context is full; the unfinished answers are results then, too.
 
     Attributes:
-        results: answers that have finished, the likeliest first.
+        results: finished answers, the likeliest first.
     """
 
     def __init__(self, beams: int, tokenizer: Tokenizer):
         self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
-        """Return the likeliest continuations, each with the answer that it extends; an empty list at the end."""
+        """Return the likeliest continuations, see Search.expand; an empty list at the end."""
         going, ended = self._grow(answers, rows)
         self._add(ended)
         first = going[0][0] if going else None
@@ -111,7 +111,7 @@ class BeamSearch:
         return []
 
     def _add(self, answers: list[Completion]) -> None:
-        """Have what has become of some answers among the results, with the text that was held back."""
+        """Add finished answers to the results."""
         for one in answers:
             one.finish()
         self.results = best([*self.results, *answers], self._beams)
@@ -119,10 +119,10 @@ class BeamSearch:
     def _grow(
         self, answers: list[Completion], rows: list[np.ndarray]
     ) -> tuple[list[tuple[Completion, Completion]], list[Completion]]:
-        """Return at most `beams` answers extended by a token, likeliest first, and the finished ones.
+        """Extend answers by a token; return at most `beams` unfinished ones, likeliest first, and the finished ones.
 
-        A continuation finishes only if it is among the `beams` likeliest of all; otherwise bad endings would crowd out
-        unfinished answers. Enough candidates are considered that some remain without end tokens and duplicates.
+        An answer finishes only if it is among the `beams` likeliest continuations; otherwise unlikely endings would
+        crowd out unfinished answers. There are enough candidates that `beams` remain without end tokens and duplicates.
         """
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))
@@ -141,20 +141,19 @@ class BeamSearch:
 
 
 def best(answers: Sequence[Found], count: int) -> list[Found]:
-    """Return the `count` likeliest, likeliest first, without those whose text a better one has."""
-    found: dict[str, Found] = {}
+    """Return the `count` likeliest answers, best first; of several with the same text only the best."""
+    by_text: dict[str, Found] = {}
     for answer in sorted(answers, key=lambda answer: -answer.logprob):
-        found.setdefault(answer.text, answer)
-    return [*found.values()][:count]
+        by_text.setdefault(answer.text, answer)
+    return [*by_text.values()][:count]
 
 
 def continuations(answers: list[Completion], rows: list[np.ndarray], count: int) -> list[tuple[float, int, Completion]]:
-    """Return the `count` likeliest continuations, best first: log probability, token, answer.
+    """Return the `count` likeliest continuations, best first: (log probability, token, answer).
 
-    Ties: the lower token first, then the better answer. Raises LocalllmError for logits that are not
-    numbers.
+    Of equally likely ones, the lower token comes first, then the better answer. Raises LocalllmError for NaN logits.
     """
-    found = list[tuple[float, int, int, float]]()
+    extended = list[tuple[float, int, int, float]]()
     ids = np.arange(len(rows[0]))
     for number, (answer, row) in enumerate(zip(answers, rows, strict=True)):
         candidates, allowed = Candidates(ids, row), answer.guide.allowed_mask(len(ids))
@@ -162,5 +161,5 @@ def continuations(answers: list[Completion], rows: list[np.ndarray], count: int)
         total = log_total(row)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:
-                found.append((-(answer.logprob + (logit - total)), token, number, logit - total))
-    return [(logprob, token, answers[number]) for _, token, number, logprob in sorted(found)[:count]]
+                extended.append((-(answer.logprob + (logit - total)), token, number, logit - total))
+    return [(logprob, token, answers[number]) for _, token, number, logprob in sorted(extended)[:count]]

@@ -1,7 +1,7 @@
-"""A chat template, the properties probed from it when needed, and conversations that end with a partial answer.
+"""A chat template with the formats derived from it, and conversations that end with a partial answer.
 
-The place where a partial answer continues in the rendered text: the template writes all of the conversation with a mark
-after the answer's content; what it writes from the mark on is left out, as in transformers (continue_final_message of
+To continue a partial answer, the template renders the conversation with a mark after the answer's content, and the text
+from the mark on is cut off, as transformers does (continue_final_message of
 https://huggingface.co/docs/transformers/chat_templating).
 """
 
@@ -22,27 +22,23 @@ if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
     from localllm.text.tokenizer import Tokenizer
 
-MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, behind the content and in front of the thought
+MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, put after the content and before the reasoning
 
 
 class ChatFormat:
-    """The text form of conversations.
-
-    Attributes:
-        template: that writes them.
-    """
+    """A chat template and the formats derived from it; template: renders conversations."""
 
     def __init__(self, template: "ChatTemplate", tokenizer: "Tokenizer"):
         self.template, self._tokenizer = template, tokenizer
 
     @cached_property
     def thoughts(self) -> "ThinkingFormat | None":
-        """Return the marks of the model's reasoning, None if it has none."""
+        """The marks of the model's reasoning, None if it has none."""
         return format_of(self.template.source, self._tokenizer)
 
     @cached_property
     def calls(self) -> "ToolCallFormat":
-        """Return the format of the model's tool calls."""
+        """The format of the model's tool calls."""
         from localllm.generation.tools.tool_messages import format_of_template
 
         return format_of_template(self.template, self._tokenizer)
@@ -58,16 +54,16 @@ class ChatFormat:
 def find_partial_answer(
     messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
 ) -> PartialAnswer | None:
-    """Return the text and reasoning of a conversation's last message, if the answer continues it.
+    """Return the text and reasoning of a conversation's last message if the answer should continue it, else None.
 
-    choice: whether the caller asks for it; None: whenever that message is an answer without calls. Reasoning may be in
-    the content, between the model's marks. Raises UsageError.
+    choice: the caller's continue_final; None: continue an assistant's message without tool calls. Reasoning between the
+    model's marks may be part of the content. Raises UsageError.
     """
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):
-        said = "has calls" if final.get("tool_calls") else f"is of the role {final['role'][:40]!r}"
+        problem = "has calls" if final.get("tool_calls") else f"is of the role {final['role'][:40]!r}"
         raise UsageError(
-            f"continue_final: the last message {said}; only an assistant message with text can be continued"
+            f"continue_final: the last message {problem}; only an assistant message with text can be continued"
         )
     if choice is False or final["role"] != "assistant" or final.get("tool_calls"):
         return None
@@ -82,9 +78,9 @@ def find_partial_answer(
 def render_up_to(
     render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
 ) -> tuple[str, bool] | None:
-    """Render a conversation up to the end of its partial answer; return it and whether all reasoning is kept.
+    """Render a conversation up to the end of its partial answer; return the text and whether it has the reasoning.
 
-    None if the template does not write the answer. If the template strips contents, white space at the end is left out.
+    Returns None if the template does not write the answer. If the template strips contents, so is the end of the text.
     """
     thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
     final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}

@@ -1,8 +1,7 @@
-"""Exact log probabilities of given texts after a prompt: which of a few answers is the likeliest.
+"""Exact log probabilities of given texts after a prompt, to choose the likeliest.
 
-A prompt is read once. The logits after the prompt score the first token of every text, so texts of one token cost
-nothing more; what is left of others is read in forks of the prompt's sequence, those of several prompts in one run of
-the model.
+A prompt is read once. The logits after it score the first token of every text, so texts of one token cost nothing more.
+Longer texts are read in forks of the prompt's sequence, those of several prompts in one run of the model.
 """
 
 import math
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
 
 GREEDY = SamplingOptions(temperature=0)
 PARALLEL = 64  # prompts that are read at once
-STEM = 16  # tokens that are worth a run of their own, if several texts would read them again
-Path = tuple[int, ...]  # tokens behind a prompt
+STEM = 16  # a common prefix of texts is read once if that saves at least so many tokens
+Path = tuple[int, ...]  # tokens after a prompt
 
 
 class Choice(NamedTuple):
     """One of several texts.
 
     Attributes:
-        logprob: the natural logarithm of its probability after the prompt.  probability: among the texts given.
+        logprob: the natural logarithm of its probability after the prompt.  probability: relative to the other texts.
     """
 
     text: str
@@ -64,7 +63,7 @@ def choices_of(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -
 
 
 def require_texts(texts: Sequence[str]) -> list[str]:
-    """Return several texts, each once. Raises UsageError."""
+    """Return a list of different texts, none empty. Raises UsageError for other values."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError("choices should be a list of texts")
     if not texts or not all(texts) or len(set(texts)) < len(texts):
@@ -76,8 +75,8 @@ class TextTree:
     """A trie of texts as tokens, and the tokens to read after a prompt to score them.
 
     Attributes:
-        texts: token ids of each.  end_ids: end tokens, one of which has to follow if there are any.
-        longest: tokens of the longest text.  paths: prefixes of texts to read, none a prefix of another one.
+        texts: token ids of each.  end_ids: end tokens, one of which must follow a text; empty: anything may.
+        longest: tokens of the longest text.  paths: prefixes of texts to read, none of them a prefix of another.
     """
 
     def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
@@ -101,20 +100,20 @@ class TextTree:
 
 
 class ScoredPrompt:
-    """A prompt that was read, and the log probabilities known of the tokens after it.
+    """A prompt that was read, and the log probabilities of tokens after it that are known.
 
     Attributes:
-        tree: the texts to score.  sequence: holds the prompt.
+        tree: the texts to score.  sequence: holds the prompt; None if no text has to be read.
     """
 
     def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
-        """Start scoring; row: logits after the prompt, float32 [vocab]; sequence: None only without paths."""
+        """Score the first tokens; row: logits after the prompt, float32 [vocab]."""
         self.tree, self.sequence = tree, sequence
         self._known: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
         self._forks: list[Tokens] = []
 
     def fork(self, sequence: "Tokens") -> "Tokens":
-        """Return a fork that is closed with the others."""
+        """Return a fork of a sequence; `close` closes it."""
         self._forks.append(sequence.fork())
         return self._forks[-1]
 
@@ -146,7 +145,7 @@ class Branch(NamedTuple):
 
 
 def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
-    """Split sorted paths with a common prefix: by what they share, where that is worth a run."""
+    """Split sorted paths after their common prefix `begin` into tokens to read: shared ones if that pays, see STEM."""
     groups: dict[int, list[Path]] = {}
     for path in paths:
         if len(path) > len(begin):
@@ -161,7 +160,7 @@ def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[
 
 
 def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
-    """Score the texts of several prompts, as many at once as can keep activations in 16 bits."""
+    """Score the texts of several prompts, in runs that are short enough for 16-bit activations."""
     waiting = [one for each in prompts if each.sequence for one in branches(each, each.sequence, (), each.tree.paths)]
     while waiting:
         tokens = np.cumsum([len(branch.ids) for branch in waiting])
@@ -177,20 +176,20 @@ T = TypeVar("T")
 
 
 class ManyScores(Generic[T]):
-    """Scores texts after many prompts, which a scheduler reads in the same runs as those that `map` answers.
+    """Scores texts after many prompts, which a scheduler reads in batches.
 
-    Iterate over it for one result after another, in the order of the prompts.
+    Give `requests` to the scheduler, and iterate over `results`, which are in the order of the prompts.
     """
 
     def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TextTree]], precise: bool):
-        """Store the engine; prepare: makes a request and its texts to score from a prompt; it raises LocalllmError."""
+        """Set up; prepare: makes a request and its texts to score from a prompt, or raises LocalllmError."""
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()
         self._trees = dict[int, TextTree]()
 
     def requests(self, prompts: Iterable[T]) -> Iterator[Request]:
-        """Yield a request for each prompt; one that cannot be made has its error among the results."""
+        """Yield a request for each prompt; if `prepare` fails, its error becomes the prompt's result."""
         for number, prompt in enumerate(prompts):
             try:
                 request, self._trees[number] = self._prepare(prompt)
@@ -202,7 +201,7 @@ class ManyScores(Generic[T]):
             yield Request(replace(request.task, options=options), key=number, listener=self._take)
 
     def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
-        """Accept the logits after a prompt, and fork its sequence if texts have to be read."""
+        """Record the logits after a prompt, and fork its sequence if texts have to be read."""
         tree = self._trees.pop(answer.request.key)
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)

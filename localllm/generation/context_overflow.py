@@ -1,9 +1,11 @@
 """Policies for a text that exceeds its context.
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
-- drop-turns: the oldest turns of a conversation go until the rest fits, which is read again (generation.session).
-- shift: the first tokens stay, the older half of the others is dropped, and the rest move up (ShiftedSequence).
-  Nothing is read again, and of a prompt that exceeds the context only the first tokens and the end that fits are read.
+- drop-turns: the oldest turns of a conversation are dropped until the rest fits; the rest is read again
+  (generation.session).
+- shift: the first tokens stay, the older half of the others is dropped, and the rest moves to earlier positions
+  (ShiftedSequence). Nothing is read again. Of a prompt that exceeds the context, the first tokens and as much of its
+  end as fits are read.
 """
 
 from collections.abc import Sequence as Ids
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
 CHOICES = ("error", "drop-turns", "shift")
-SINK_TOKENS = 4  # first tokens that stay at least: attention needs some to rest on (Xiao et al. 2023)
+SINK_TOKENS = 4  # fewest first tokens that stay: attention sinks (Xiao et al. 2023)
 
 
 def require_choice(on_overflow: str | None, keep: int | None) -> None:
@@ -34,7 +36,7 @@ def require_choice(on_overflow: str | None, keep: int | None) -> None:
 
 
 def require_shift(keep: int, context: int) -> None:
-    """Raise ContextError for a context in which nothing could be dropped."""
+    """Raise ContextError for a context that is too small to shift."""
     if context < keep + 2 * PAGE:
         raise ContextError(
             f"a context of {context} is too small to keep {keep} tokens when shifting; use at least {keep + 2 * PAGE}"
@@ -42,24 +44,23 @@ def require_shift(keep: int, context: int) -> None:
 
 
 class ShiftedSequence:
-    """A sequence that never gets full, and looks from outside as if it held all that it has read.
+    """A sequence that never gets full; its `tokens` include those that were dropped.
 
-    When it is full, half of the tokens that are not among the first `keep` are forgotten, in whole pages. So a key
-    moves once or twice before it is forgotten itself, and is not rounded more often.
+    When the context is full, half of the tokens after the first `keep` are dropped, in whole pages. So a key is
+    rotated, and rounded, only once or twice before it is dropped itself.
 
     Attributes:
-        keep: how many of the first tokens stay.  tokens: all that were read.
-        dropped: how many tokens were forgotten since `begin`.  skipped: how many of these were never read.
-        engine: whose it is.
+        keep: number of first tokens that stay.  tokens: all that were appended.  engine: the engine.
+        dropped: number of tokens dropped since `begin`.  skipped: number of these that were never read.
     """
 
-    listener = None  # layers that guess know no text whose beginning is forgotten
+    listener = None  # draft heads cannot follow a text with dropped tokens
 
     def __init__(self, sequence: "Sequence", keep: int):
         self.keep, self.dropped, self.skipped, self.engine = keep, 0, 0, sequence.engine
         self._sequence, self.tokens = sequence, list(sequence.tokens)
-        self._gone = 0  # tokens behind the first that it does not hold any more
-        self._unneeded = range(0)  # places of a prompt's tokens that would be dropped before its end is read
+        self._gone = 0  # dropped tokens between the first `keep` and those that it holds
+        self._unneeded = range(0)  # positions of prompt tokens that would be dropped before the prompt's end is read
 
     @property
     def closed(self) -> bool:
@@ -71,9 +72,9 @@ class ShiftedSequence:
         return self._sequence.context - len(self._sequence.tokens)
 
     def begin(self, prompt: Ids[int]) -> None:
-        """Prepare for a prompt that continues the sequence; tokens of a long one that would be dropped are not read.
+        """Prepare for a prompt that continues the sequence: find the tokens of a long one that need not be read.
 
-        An eighth of the places after the first tokens, or more, stays free for the answer; whole pages are dropped.
+        Whole pages are dropped; at least an eighth of the positions after the first tokens stays free for the answer.
         """
         self.dropped = self.skipped = 0
         self._unneeded = range(0)
@@ -110,14 +111,14 @@ class ShiftedSequence:
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
     def _skip(self, ids: list[int], most: int) -> list[int]:
-        """Count the first `most` tokens as read and dropped; return the others."""
+        """Count the first `most` tokens as dropped without reading them; return the others."""
         self.tokens += ids[:most]
         count = len(ids[:most])
         self._gone, self.dropped, self.skipped = self._gone + count, self.dropped + count, self.skipped + count
         return ids[most:]
 
     def _forget(self, wanted: int) -> None:
-        """Make room for `wanted` tokens. Raises ContextError if that is impossible."""
+        """Drop tokens to make room for `wanted` ones. Raises ContextError if that is impossible."""
         held, keep = self._sequence.tokens, self.keep
         if wanted > self._sequence.context - keep:
             raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
@@ -130,7 +131,7 @@ class ShiftedSequence:
         self.dropped += count
 
     def truncate(self, length: int) -> int:
-        """Go back to the first `length` of all tokens, or to the tokens that stay if later ones were dropped."""
+        """Truncate to the first `length` of all tokens, or to `keep` if that would end among dropped tokens."""
         if length < self.keep + self._gone:
             length = min(length, self.keep)
             self._gone = 0
@@ -139,18 +140,18 @@ class ShiftedSequence:
         return kept
 
     def fork(self) -> "ShiftedSequence":
-        """Return another sequence with the same tokens."""
+        """Return a fork."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
         twin._gone, twin.tokens = self._gone, [*self.tokens]
         return twin
 
     def plain(self) -> "Sequence":
-        """Return the underlying sequence, truncated to the tokens that it holds from the start without a gap."""
+        """Return the underlying sequence, truncated to `keep` if tokens were dropped after them."""
         self.truncate(self.keep if self._gone else len(self._sequence.tokens))
         return self._sequence
 
     def release(self) -> None:
-        """Queue the memory to be given back. Takes no lock."""
+        """Queue the memory to be freed. Takes no lock."""
         self._sequence.release()
 
     def close(self) -> None:
@@ -159,7 +160,7 @@ class ShiftedSequence:
 
 
 def count_droppable(held: Ids[int], keep: int) -> int:
-    """Return how many tokens after the first ones to drop: half of them in whole pages, and whole images; or all."""
+    """Return how many tokens after `keep` to drop: half, in whole pages and without splitting an image; or all."""
     rest = len(held) - keep
     for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
         if not is_within(held, keep + count):
@@ -168,7 +169,7 @@ def count_droppable(held: Ids[int], keep: int) -> int:
 
 
 def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
-    """Make a sequence that keeps this many first tokens when the context is full; None: a plain sequence."""
+    """Return the sequence as a ShiftedSequence with this `keep`, or as a plain one for None."""
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence

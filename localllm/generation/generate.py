@@ -1,4 +1,4 @@
-"""One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
+"""One answer: prefill of the prompt, then decode, token by token, as an iterator of text."""
 
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -24,10 +24,10 @@ __all__ = ["Generation", "GenerationOptions", "Task"]
 
 
 def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
-    """Yield text as tokens are chosen, until one ends the answer or the context is full.
+    """Yield the text of an answer as its tokens are drawn.
 
-    It does not know the Generation: an abandoned answer releases its sequence immediately, not when Python collects
-    cycles. The garbage collector may close this generator anywhere: what it does then takes no lock.
+    This function has no reference to the Generation, so that an abandoned answer releases its sequence immediately, and
+    not when Python collects cycles. The garbage collector may close it anywhere, so the cleanup takes no lock.
     """
     request, answer.started = answer.request, perf_counter()
     try:
@@ -36,7 +36,7 @@ def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> 
                 yield from output.parts
     finally:
         scheduler.close()
-        request.answers = []  # no circle: what an answer has is forgotten with it
+        request.answers = []  # breaks the reference cycle
     cache.collect()
     if isinstance(drafter := answer.options.speculate, Drafter):
         drafter.collect()
@@ -48,22 +48,22 @@ class Generation(TextIterator):
     """An answer that is being generated: an iterator of pieces of text, with attributes about the answer.
 
     Attributes:
-        parts: an iterator that also has the reasoning: (kind, text), see generation.thinking.
+        parts: an iterator over (kind, text) that includes the reasoning, see generation.reasoning.
         prompt: the prompt's token ids.  seen: the images of image tokens.
-        tokens: ids chosen so far, without the token that ended the answer.
+        tokens: the answer's token ids so far, without the token that ended it.
         text: the text so far.  thinking: the reasoning before it, "" if there is none.
-        calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
+        calls: the complete tool calls.  prompt_tokens, completion_tokens: numbers of tokens.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
-            "interrupted" as long as neither has happened.
-        logprobs: of each token, with likely alternatives, if logprobs or top_logprobs asked for them.
-        seed: with which the sampler gives the same answer again.
-        cached_tokens: how many of the prompt's tokens were in the cache already.
+            "interrupted" before.
+        logprobs: log probability of each token, with alternatives, if logprobs or top_logprobs was given.
+        seed: reproduces the answer.
+        cached_tokens: number of the prompt's tokens that were in the prefix cache.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
-        skipped: how many of the dropped tokens were never read, because the prompt alone exceeds the context.
-        is_full: whether it ended because there was no room for more.
-        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
-            each of which has saved a step.
+        dropped: number of tokens dropped from the context, with on_overflow "shift".  kept: first tokens that stay.
+        skipped: number of dropped tokens that were never read, because the prompt alone exceeds the context.
+        is_full: whether the answer ended because the context was full.
+        steps: decode steps.  drafted, accepted: numbers of draft tokens and of accepted ones, each of which saves a
+            step.
     """
 
     prompt: list[int]
@@ -108,7 +108,7 @@ class Generation(TextIterator):
 
     @property
     def parsed(self) -> Any:
-        """Run to the end, and return the answer as an object of its schema's type, or as JSON's plain values.
+        """The complete answer as an object of its schema's type, or as plain JSON values; generates the rest first.
 
         Raises UsageError without a schema, and CutError for an answer that was cut.
         """
@@ -128,7 +128,7 @@ class Generation(TextIterator):
         self._answer.is_stopped = True
 
     def close(self) -> None:
-        """Stop here, and let others have the sequence. If another thread is iterating, it stops at its next step."""
+        """Stop, and return the sequence to the cache. If another thread iterates, it stops at its next step."""
         self._answer.is_stopped = True
         with suppress(ValueError):  # a generator that is executing: its own thread ends it
             self.parts.close()

@@ -1,9 +1,9 @@
-"""Prompts for filling in the middle of a text.
+"""Fill-in-the-middle prompts.
 
     [repository]name [file]name text [file]name text ... [file]name [prefix]text[suffix]text[middle]
 
-Or the suffix and its mark before the prefix and its mark. Bavarian et al. 2022 (arXiv 2207.14255); with other files of
-a repository as Qwen2.5-Coder was trained (arXiv 2409.12186).
+Or with the suffix before the prefix. Bavarian et al. 2022 (arXiv 2207.14255); other files of a repository as in
+Qwen2.5-Coder's training (arXiv 2409.12186).
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from localllm.text.infill_tokens import InfillTokens
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_text
 
-# Names of the repository and of the file with the gap, as llama-server has them: its clients send none.
+# llama-server's names for the repository and the file with the gap: its clients send none.
 REPOSITORY, FILE = "myproject", "filename"
-MOST = 2048  # tokens around the gap where they are cut: llama-server's batch
-MARKS = 8  # tokens that are enough for all marks of a prompt, and one that has to be left
+MOST = 2048  # most tokens of prefix and suffix if is_cut: llama-server's batch size
+MARKS = 8  # room for the special tokens of a prompt, and one free position
 
 
 @frozen
@@ -26,10 +26,10 @@ class Infill:
 
     Attributes:
         prefix, suffix: the text before and after the gap.
-        files: names and texts of others of the repository; None without any repository's tokens.
-        typed: the end of the prefix, encoded by itself, because editors send it by itself.
-        suffix_first: whether the suffix precedes the prefix in the prompt (SPM), which can grow at its end then.
-        is_cut: whether what is far from the gap is left out where it is long, as llama-server does.
+        files: names and texts of other files of the repository; None: without the repository's special tokens.
+        typed: the end of the prefix; editors send it in a field of its own, and it is tokenized separately.
+        suffix_first: whether the suffix precedes the prefix (SPM), so that typing appends to the prompt.
+        is_cut: whether long texts are cut to the tokens near the gap, as llama-server does.
     """
 
     prefix: str
@@ -40,7 +40,7 @@ class Infill:
     suffix_first: bool = False
 
     def fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
-        """Return the token ids of the prompt for a context that the answer is to fit, too. Raises UsageError."""
+        """Return the token ids of a prompt that leaves room for the answer in the context. Raises UsageError."""
         if not self.is_cut:
             return self.encode(tokenizer)
         most = min(MOST, context // 2)
@@ -48,14 +48,14 @@ class Infill:
         return self.encode(tokenizer, most, context - most - room - MARKS)
 
     def encode(self, tokenizer: Tokenizer, most: int | None = None, most_files: int = 0) -> list[int]:
-        """Return the token ids of the prompt. Raises UsageError for a model without tokens for it.
+        """Return the token ids of the prompt. Raises UsageError for a model without fill-in-the-middle tokens.
 
-        most: of tokens for both parts, of which three quarters are the prefix's end; None for all of them.
-        most_files: of tokens for other files then, of which the last ones stay.
+        most: most tokens of prefix (three quarters, its end) and suffix; None: no limit.
+        most_files: most tokens of other files, of which the last ones stay; only used with `most`.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
         text, rest = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
-        if most is not None:  # no more than could stay needs to be encoded
+        if most is not None:  # longer texts need not be tokenized
             size = tokenizer.most_bytes(most)
             text, rest = text[max(0, len(text) - size) :], rest[:size]
         prefix, suffix, typed = encode(text), encode(rest), encode(self.typed)
@@ -69,7 +69,7 @@ class Infill:
         return [*first, *files, *before, *behind, marks.middle]
 
     def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, most: int | None) -> list[int]:
-        """Encode the other files; the first of them are left out where all have more than `most` tokens."""
+        """Encode the other files; the first ones are left out if all together have more than `most` tokens."""
         if self.files is None:
             return []
         encode = tokenizer.encode

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens by the model's own logits, before sampling options."""
+"""Log probabilities of tokens, computed from the model's logits before sampling options."""
 
 from collections.abc import Sequence as Ids
 from contextlib import closing
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TokenLogprob(NamedTuple):
-    """A token and the natural logarithm of its probability according to the model's own logits."""
+    """A token and the natural logarithm of its probability."""
 
     token: int
     logprob: float
 
 
 class LikelyToken(NamedTuple):
-    """A token of the response's text, and the likeliest alternatives, best first."""
+    """A token that was generated or read, and the likeliest tokens at its position, best first."""
 
     chosen: TokenLogprob
     likeliest: tuple[TokenLogprob, ...]
@@ -40,17 +40,16 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
 
 
 def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[list[LikelyToken], np.ndarray]:
-    """Return log probabilities of a prompt's tokens but the first, and the logits after it, float32 [vocab].
+    """Return the log probabilities of a prompt's tokens except the first, and the logits after it, float32 [vocab].
 
     sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each.
-
-    Runs are short, so that activations keep 16 bits and few logits are in memory. Raises as Sequence.append.
+    Runs are short, so that activations have 16 bits and few logits are in memory. Raises as Sequence.append.
     """
-    found, row = list[LikelyToken](), np.empty(0, np.float32)
+    logprobs, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):
         for begin in range(0, len(ids), PRECISE_TOKENS):
             rows = sequence.append(ids[begin : begin + PRECISE_TOKENS], "all")
             following = ids[begin + 1 : begin + 1 + len(rows)]
-            found += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=False)]
+            logprobs += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=False)]
             row = rows[-1].copy()
-    return found, row
+    return logprobs, row

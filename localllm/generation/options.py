@@ -1,4 +1,4 @@
-"""Options of an answer: its length, the choice of its tokens, and its form."""
+"""Options of an answer: limits, sampling, reasoning, tools and constraints."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,40 +19,41 @@ if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.tools.tool_grammar import ToolUse
 
-CALLABLES = ("logits_processor", "stopping_criteria")  # options that are functions, which only programs have
+CALLABLES = ("logits_processor", "stopping_criteria")  # options that are functions, only for Python programs
 SPECULATE = ("auto", "mtp", "ngram", "off")
 
 
 @frozen
 class GenerationOptions:
-    """Limits of an answer and the choice of its tokens."""
+    """Options of an answer."""
 
     max_tokens: int | None = None  # None: until the model ends or the context is full
-    stop: Sequence[str] = ()  # strings that end a free answer and are not part of it; a constraint has its own end
+    stop: Sequence[str] = ()  # strings that end an answer without constraint; not part of it
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
-    # Where guesses come from: the text ("ngram"), the model's own layer besides ("mtp", or "auto" if it has one), a
-    # smaller model besides, nowhere ("off").
+    # Source of drafts: the text ("ngram"), also the model's MTP layer ("mtp", or "auto" if it has one), also a smaller
+    # model (a Drafter), or none ("off").
     speculate: str | Drafter = "auto"
-    on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
-    keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
-    # In batches: the fewest tokens of a chunk that may come from the middle of another prompt, computed with what was
-    # before it there: see generation.chunk_reuse. 0 or None: all is computed as alone.
+    # See generation.context_overflow; None: drop-turns in a Session's conversation, else error.
+    on_overflow: str | None = None
+    keep: int | None = None  # first tokens that stay with "shift"; None: the system message, at least 4
+    # In batches: fewest tokens of a chunk that may be reused from the middle of another prompt, see
+    # generation.chunk_reuse. 0 or None: no such reuse.
     cache_reuse: int | None = None
-    think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
-    think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
+    think: str = "auto"  # whether, or with which effort, the model reasons: see generation.reasoning
+    think_budget: int | None = None  # most tokens of reasoning, which is closed then; None: no limit
     template_variables: Mapping[str, object] = field(default_factory=dict)  # for the chat template
-    # Whether the answer goes on with the last message, an assistant's; None: if that has no calls. False: a new one.
+    # Whether the answer continues the last message, an assistant's; None: if that has no tool calls.
     continue_final: bool | None = None
-    constraint: "Constraint | None" = None  # what an answer must look like
-    tools: "ToolUse | None" = None  # that an answer may call
+    constraint: "Constraint | None" = None  # on the answer's text
+    tools: "ToolUse | None" = None  # that the model may call
     top_logprobs: int | None = None  # alternatives to report for each token, None for no log probabilities
-    # Called before each token is drawn, with the ids of prompt and answer and a copy of the logits float32 [vocab]:
-    # returns those to draw from, before all other steps; says whether the answer ends here.
+    # Called before each token is drawn, with the ids of prompt and answer and a copy of the logits, float32 [vocab]:
+    # the first returns the logits to draw from, before all sampling steps; the second whether the answer ends.
     logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
     stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
-    ban: Sequence[str] = ()  # texts that are not in an answer, in upper or lower case: see generation.banned
-    result_type: object = None  # the Python type that a schema came from, None if it was JSON
+    ban: Sequence[str] = ()  # texts that must not occur in the answer: see generation.banned
+    result_type: object = None  # the Python type that was given as the schema, or None
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values."""
@@ -77,7 +78,7 @@ class GenerationOptions:
             self._require_texts(name)
 
     def _require_texts(self, name: str) -> None:
-        """Make a tuple of one text. Raises UsageError for what is no list of texts that have characters."""
+        """Replace a single text by a tuple. Raises UsageError for other values than texts, and empty texts."""
         texts = getattr(self, name)
         if isinstance(texts, str | bytes):
             texts = (texts,)
@@ -90,22 +91,22 @@ class GenerationOptions:
 
     @property
     def is_compact(self) -> bool:
-        """Return whether an answer is JSON whose white space is left out."""
+        """Whether an answer is JSON whose white space is removed."""
         return self.constraint is not None and self.constraint.is_compact
 
     def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:
-        """Return whether the stopping criterion, if there is one, ends an answer after these tokens.
+        """Return whether stopping_criteria, if given, ends an answer after these tokens.
 
-        ids: of the prompt and the answer.  row: logits after them, float32 [vocab]. Called once for each token, in
-        order, also in speculative decoding: a guess counts only if it is what is drawn then.
+        ids: of the prompt and the answer.  row: logits after them, float32 [vocab]. It is called once for each token,
+        in order, also with speculative decoding.
         """
         criterion = self.stopping_criteria
         return criterion is not None and bool(criterion([*ids], row.copy()))
 
     def processed_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
-        """Return the logits that a token is drawn from, float32 [vocab]: those of the processor, if there is one.
+        """Return the logits to draw from, float32 [vocab]: those that logits_processor returns, if given.
 
-        Called as ends_answer. Raises UsageError for others than it can be drawn from.
+        It is called like stopping_criteria. Raises UsageError for invalid logits.
         """
         if self.logits_processor is None:
             return row
@@ -120,6 +121,6 @@ class GenerationOptions:
         return made.astype(np.float32, copy=False)
 
     def limit(self, room: int) -> int:
-        """Return the maximum number of tokens if the context has this much room."""
+        """Return the most tokens of an answer if the context has `room` free positions."""
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)

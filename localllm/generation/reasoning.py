@@ -1,14 +1,14 @@
 """Reasoning before an answer: the marks around it, template variables for it, and a parser.
 
-Iterators of text also yield it in parts. For a Generation:
+Iterators of an answer's text have `parts`, which include the reasoning. For a Generation:
 
     for kind, text in generation.parts:   # TextPart("thought", "Hm, ...") or TextPart("answer", "Yes.")
         ...
 
-while `for text in generation` has the answer's alone; afterwards generation.thinking and generation.text are each kind
-together. A thought is recognized only where the answer begins, by marks that the template or the vocabulary has: to
-write about <think> is not to think. Marks are found when they are split over tokens too, are never shown, and white
-space around a thought goes with them.
+while `for text in generation` yields the answer only; afterwards, generation.thinking and generation.text have the
+whole reasoning and answer. Reasoning is recognized only at the beginning of an answer, by marks that the template or
+the vocabulary has, so that an answer can mention <think>. Marks may be split over several tokens; they, and the white
+space around reasoning, are not part of the texts.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 REASONING, ANSWER = "thought", "answer"
 EFFORTS = ("low", "medium", "high")
 CHOICES = ("auto", "on", "off", *EFFORTS)
-ESCAPE = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the same characters in a text are none
-_TAIL = 32  # the last tokens of a prompt, among which a template opens a thought
+ESCAPE = "\ufdd1"  # a noncharacter, put before a mark that is one token, to tell it from the same characters in a text
+_TAIL = 32  # last tokens of a prompt, in which a template may open the reasoning
 
 
 class TextPart(NamedTuple):
@@ -38,7 +38,7 @@ class TextPart(NamedTuple):
 
 
 class MarkBegun(NamedTuple):
-    """The kind of part that begins, and the length of its marks."""
+    """The kind of a part that begins, and the length of its opening marks."""
 
     kind: str
     length: int
@@ -48,9 +48,9 @@ class ThinkingFormat(Protocol):
     """The marks of a model's reasoning.
 
     Attributes:
-        marks: texts that may be control tokens, which have no text otherwise.
-        opens: what a thought begins with.  closing: what ends it and begins the answer.
-        repeats: whether there are marks after each part, and not only after the first.
+        marks: texts that may be control tokens, whose text is otherwise not decoded.
+        opens: the text that begins reasoning.  closing: the text that ends it and begins the answer.
+        repeats: whether each part has marks, and not only the reasoning.
     """
 
     @property
@@ -63,14 +63,14 @@ class ThinkingFormat(Protocol):
     def repeats(self) -> bool: ...
 
     def detect_open(self, text: str) -> MarkBegun | None:
-        """Return the kind of part that this text begins; None if more of the text is needed."""
+        """Return the kind of the part that begins with this text; None if more of the text is needed."""
 
     def end(self, kind: str) -> str:
         """Return the end mark of a part of this kind; "" if it has none."""
         ...
 
     def rest(self, text: str) -> str:
-        """Return the answer in a text at the end that might have become a mark."""
+        """Return the part of a held back text that belongs to the answer, at the end of generation."""
         ...
 
     def with_escapes(self) -> Self:
@@ -80,7 +80,7 @@ class ThinkingFormat(Protocol):
 
 @frozen
 class Tags:
-    """Reasoning format with one thought, between two marks, before the answer."""
+    """Format with one reasoning part, between two marks, before the answer."""
 
     opens: str
     closes: str
@@ -112,19 +112,19 @@ class Tags:
 
 @frozen
 class Channels:
-    """Messages in a row, each with a head that says whether it is a thought.
+    """Format of several messages, each with a header that says whether it is reasoning.
 
     Attributes:
-        heads: what ends a head.  thought: what the head of a thought has.  closes: what ends a message.
+        heads: marks that end a header.  thought: text in the header of reasoning.  closes: mark that ends a message.
     """
 
     heads: tuple[str, ...]
     thought: str
     closes: str
-    others: tuple[str, ...]  # marks in a head
+    others: tuple[str, ...]  # marks in a header
     opens: str
-    answer: str  # the head of an answer
-    calls: str = ""  # what the head of a call of a tool has, if there are tools: it stays in the text
+    answer: str  # the header of an answer
+    calls: str = ""  # text in the header of a tool call, if there are tools; such headers stay in the text
     repeats = True
 
     @property
@@ -154,7 +154,7 @@ class Channels:
         return replace(self, heads=heads, others=others, closes=ESCAPE + self.closes)
 
     def _is_head(self, text: str) -> bool:
-        """Return whether a text may become a mark: all marks have the same beginning."""
+        """Return whether a text may be the beginning of a mark: all marks begin with the same two characters."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
@@ -211,16 +211,16 @@ def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
 
 @frozen
 class Thinking:
-    """The marks of an answer's reasoning; without arguments, there is none.
+    """How an answer's reasoning is marked; without arguments, there is none.
 
     Attributes:
-        format: how they are marked, or None.
-        is_open: whether the template has opened one in the prompt, so that the answer begins inside.
-        has_words: whether the reasoning has text already, after which white space counts.
-        shown: the texts of tokens that are marks, by their ids.  plain: and those that they have elsewhere.
-        starts: tokens with which a thought begins, or a head; then come the tokens of `continuing`.
-        closing: tokens that end a thought.
-        budget: the most tokens of thoughts, or None.
+        format: the marks, or None.
+        is_open: whether the prompt ends within the reasoning, because the template has opened it.
+        has_words: whether the reasoning has text already, so that white space at its beginning is kept.
+        shown: texts of the tokens that are marks, by id, with ESCAPE.  plain: their texts elsewhere, by these.
+        starts: tokens that begin the reasoning or a header; the tokens of `continuing` follow.
+        closing: tokens that end the reasoning.
+        budget: most tokens of reasoning, or None.
     """
 
     format: ThinkingFormat | None = None
@@ -237,7 +237,7 @@ class Thinking:
     def of(
         cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
     ) -> Self:
-        """Return the reasoning state after a rendered prompt, token ids."""
+        """Return how reasoning is marked after a rendered prompt (token ids)."""
         if format is None:
             return cls()
         is_open = tokenizer.decode(without_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
@@ -262,11 +262,7 @@ class Thinking:
 
 
 class TextIterator:
-    """Iterates over the pieces of an answer's text.
-
-    Attributes:
-        parts: to iterate over instead, for everything that the answer consists of.
-    """
+    """Iterates over the pieces of an answer's text; parts: iterates over all parts, such as reasoning and calls."""
 
     parts: Generator[TextPart, None, None]
 
@@ -284,8 +280,7 @@ class ReasoningParser:
     """Splits an answer's text into reasoning and answer while it is generated.
 
     Attributes:
-        kind: the kind of the next text, REASONING or ANSWER; None as long as that is not known, or a head is being
-        written.
+        kind: the kind of the next text, REASONING or ANSWER; None while that is unknown, or within a header.
     """
 
     def __init__(self, thinking: Thinking):
@@ -309,7 +304,7 @@ class ReasoningParser:
         return copy(self)
 
     def push(self, text: str) -> list[TextPart]:
-        """Return the parts that are certain with this text."""
+        """Add text; return the parts that are certain now."""
         if self._format is None:
             return [TextPart(ANSWER, text)] if text else []
         self._held += text
@@ -319,16 +314,16 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[TextPart]:
-        """Return the rest at the end: what might have become a mark is text."""
+        """Return the rest at the end; a held back text that might have become a mark is plain text."""
         held, self._held = self._held, ""
         if self.kind is None and self._format:
             held = self._format.rest(held)
         parts = list[TextPart]()
-        self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == REASONING else held)
+        self._add(parts, self.kind or ANSWER, held.rstrip() if self.kind == REASONING else held)
         return parts
 
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
-        """Take the text that is certain; return whether that was up to a mark, after which there may be more."""
+        """Add the text that is certain to `parts`; return whether it ended at a mark, so that more text may follow."""
         if self.kind is None:
             if (begun := format.detect_open(self._held)) is None:
                 return False
@@ -338,19 +333,19 @@ class ReasoningParser:
         kind, mark = self.kind, format.end(self.kind)
         place = self._held.find(mark) if mark else -1
         if place >= 0:
-            said, self._held = self._held[:place], self._held[place + len(mark) :]
-            self._say(parts, kind, said.rstrip() if kind == REASONING else said)
+            before, self._held = self._held[:place], self._held[place + len(mark) :]
+            self._add(parts, kind, before.rstrip() if kind == REASONING else before)
             self.kind, self._trims = None if format.repeats else ANSWER, True
             return True
         safe = len(self._held) - overlap(self._held, mark)
         if kind == REASONING:
             safe = len(self._held[:safe].rstrip())
-        self._say(parts, kind, self._held[:safe])
+        self._add(parts, kind, self._held[:safe])
         self._held = self._held[safe:]
         return False
 
-    def _say(self, parts: list[TextPart], kind: str, text: str) -> None:
-        """Add a part, without white space after a mark."""
+    def _add(self, parts: list[TextPart], kind: str, text: str) -> None:
+        """Add a part; white space after a mark is dropped."""
         if self._trims:
             text = text.lstrip()
             self._trims = not text
@@ -359,7 +354,7 @@ class ReasoningParser:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a mark."""
+    """Return the length of the longest end of a text that is a beginning of `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 

@@ -1,4 +1,4 @@
-"""An answer's text out of its tokens: thoughts and answer apart, without stop strings and half characters."""
+"""Convert an answer's tokens to text: reasoning, answer and tool calls, up to a stop string."""
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StopFilter:
-    """Lets text pass up to the first stop string, and holds back what may become one."""
+    """Passes text up to the first stop string; holds back text that may become one."""
 
     def __init__(self, stops: Sequence[str]):
         self.found, self.which = False, ""
@@ -26,7 +26,7 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Return the text that can be shown now. Sets `found` at a stop string; the text after it is dropped."""
+        """Add text; return what is certain now. A stop string sets `found`, and the text after it is dropped."""
         self._held += text
         ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
@@ -44,12 +44,12 @@ class StopFilter:
 
 
 class Transcript:
-    """The text of the tokens so far. Stop strings end the answer, not a thought.
+    """The text of the tokens so far. Stop strings end the answer, but not reasoning.
 
     Attributes:
-        text: the answer, as far as it is certain.  thinking: what was thought before it.
+        text: the answer, as far as it is certain.  thinking: the reasoning before it.
         has_stopped: whether a stop string was found, which ends the text.
-        calls: the tool calls, perhaps incomplete.  reader: of them, None if there are no tools.
+        calls: the tool calls, the last of which may be incomplete.  reader: parses them; None without tools.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Transcript:
     ):
         """Start an empty transcript.
 
-        decoder: a fresh decoder, which is copied.  calls: the tool grammar, if tools are offered.  form:
-        of the answer, if it is constrained.
+        decoder: a new decoder, which is copied.  calls: the grammar of tool calls, if there are tools.
+        form: the constraint of the answer, or None.
         """
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
@@ -92,22 +92,22 @@ class Transcript:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether a stop string was found, or a call that the model writes again and again."""
+        """Whether a stop string was found, or the model repeats a call."""
         return self._stops.found or (self._json_reader is not None and self._json_reader.repeats)
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that was found."""
+        """The stop string that was found, or ""."""
         return self._stops.which
 
     @property
     def kind(self) -> str | None:
-        """Return the kind of the next text: see ReasoningParser."""
+        """The kind of the next text: see ReasoningParser."""
         return self._splitter.kind
 
     @property
     def is_between(self) -> bool:
-        """Return whether neither reasoning nor the answer has begun, nor a header of one."""
+        """Whether neither reasoning nor the answer, nor a header of one, has begun."""
         return self._splitter.is_between
 
     def begin_answer(self) -> None:
@@ -125,7 +125,7 @@ class Transcript:
         return self._cut_at_stop(self._splitter.push(self._shown.get(token, text)))
 
     def give_up_call(self) -> list[TextPart]:
-        """Treat what looked like a call as prose."""
+        """Treat the text of an invalid call as plain text."""
         return (
             self._cut_at_stop([])
             if self.reader is None
@@ -133,7 +133,7 @@ class Transcript:
         )
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest at the end; "" after a stop string.  is_end: the model has ended."""
+        """Return the rest at the end; nothing after a stop string.  is_end: the model has ended the answer."""
         if self.has_stopped:
             return []
         parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
@@ -144,22 +144,22 @@ class Transcript:
         return parts + self._record(ANSWER, self._stops.flush())
 
     def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
-        """Cut the parts, including calls, at a stop string."""
+        """Parse tool calls in the parts, and cut all at a stop string."""
         if self.reader is None:
             return self._without_marks(parts)
-        found = list[TextPart]()
+        parsed = list[TextPart]()
         for part in parts:
-            found += self.reader.push(part.text) if part.kind == ANSWER else [part]
-        return self._without_marks(self._with_json(found))
+            parsed += self.reader.push(part.text) if part.kind == ANSWER else [part]
+        return self._without_marks(self._with_json(parsed))
 
     def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
-        """Return the parts, with tool calls written as JSON parsed."""
+        """Parse tool calls that are written as JSON in the parts."""
         reader = self._json_reader
         return parts if reader is None else [each for part in parts for each in reader.push(part)]
 
     def _without_marks(self, parts: list[TextPart]) -> list[TextPart]:
-        """Return the parts without escape marks, filtered, up to a stop string."""
-        said = list[TextPart]()
+        """Return the parts without ESCAPE characters, with filtered JSON, up to a stop string."""
+        shown = list[TextPart]()
         for kind, text in parts:
             if self._stops.found:
                 break
@@ -170,10 +170,11 @@ class Transcript:
                 text = items.push(text)
             if compactor := {ANSWER: self._answer_json, ARGUMENTS: self._call_json}.get(kind):
                 text = compactor.push(text)
-            said += self._record(kind, self._stops.push(text) if kind == ANSWER else text)
-        return said
+            shown += self._record(kind, self._stops.push(text) if kind == ANSWER else text)
+        return shown
 
     def _record(self, kind: str, text: str) -> list[TextPart]:
+        """Append a text to the transcript; return it as a part, [] if it is empty."""
         if kind == REASONING:
             self.thinking += text
         elif kind == ANSWER:

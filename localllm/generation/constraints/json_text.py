@@ -1,4 +1,4 @@
-"""Compact JSON while it is streamed."""
+"""Remove white space from JSON while it is streamed."""
 
 import re
 
@@ -9,7 +9,7 @@ _PLAIN = re.compile(r'[^"\\]+')  # within a string
 class JsonCompactor:
     """Filters streamed JSON: removes white space outside of strings.
 
-    Models write them as they were trained to, and answer worse where they may not; who reads the JSON needs none.
+    Models write white space as in their training, and answer worse if a constraint forbids it; programs need none.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Masks of the next token: from the constraint, and from the budget of a thought.
+"""Masks of the next token, from the constraint and the budget of reasoning.
 
-Reasoning is unconstrained, the answer after it is constrained. Until that is complete, no token ends it.
+Reasoning is not constrained, the answer after it is; no end token is allowed until the answer is complete.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class AnswerState:
-    """Follows one answer, token by token.
+    """The state of one answer's text and constraint, advanced token by token.
 
     Attributes:
-        transcript: what was said.  thoughts: tokens of what was thought.
+        transcript: the texts so far.  thoughts: number of tokens of reasoning so far.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class AnswerState:
     ):
         """Start at the beginning of an answer.
 
-        matcher: of the constraint, not advanced yet, or None.  calls: of calls, from their trigger on.  is_whole:
-        whether the matcher covers thoughts and openings of calls, too.
+        matcher: of the constraint, or None.  calls: of tool calls, which starts at a call's trigger.
+        is_whole: whether `matcher` covers reasoning and the openings of calls, too.
         """
         self._calls, self._is_whole = calls, is_whole
         self.transcript = transcript
         self._thinking, self._matcher = thinking, matcher
         self.thoughts = 0
-        self._forced: tuple[int, ...] = ()  # what comes next, whatever the model says
+        self._forced: tuple[int, ...] = ()  # the next tokens, whatever the logits
         if matcher and not is_whole and transcript.kind is None and not self._may_think:
             transcript.begin_answer()
         self._limit_thoughts()
 
     @property
     def _may_think(self) -> bool:
-        """Return whether a thought may begin. Where every answer has a header, one of another kind may begin, too."""
+        """Whether reasoning, or, in formats with headers, any part with a header, may begin."""
         thinking = self._thinking
         return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
 
@@ -68,18 +68,18 @@ class AnswerState:
         return twin
 
     def restore(self, earlier: "AnswerState") -> None:
-        """Go back to where a copy was made, which goes on by itself."""
+        """Go back to the state of a copy; the copy stays independent."""
         vars(self).update(vars(earlier.copy()))
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the answer ends here: at a stop string, or where the constraint allows only the end."""
+        """Whether the answer has ended: at a stop string, or because the constraint allows only the end."""
         is_complete = self._matcher is not None and self.transcript.kind == ANSWER and self._matcher.is_complete
         return is_complete or self.transcript.has_stopped
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the mask has any effect."""
+        """Whether there is a mask or a budget at all."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:
@@ -93,7 +93,7 @@ class AnswerState:
             return matcher.allowed_mask()[:vocab]
         if transcript.kind == ANSWER:
             allowed = matcher.allowed_mask()
-            if self.transcript.reader is None:  # a call's grammar has its marks itself
+            if self.transcript.reader is None:  # otherwise the grammar of calls handles these tokens
                 allowed[list(self._thinking.shown)] = False
         elif not transcript.is_between:
             allowed = matcher.unfinished_mask(self._thinking)
@@ -122,16 +122,16 @@ class AnswerState:
             self._matcher.accept(token)
         parts = self.transcript.push(token)
         if isinstance(self._matcher, UnionMatcher) and any(part.kind == CALL for part in parts):
-            self._matcher.form = None  # a tool and its arguments: a form that allows the same would be chosen by nobody
+            self._matcher.form = None  # the text is a tool call, so the constraint on answers is dropped
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
             parts += self._begin_call(self._calls, self.transcript.reader.pending)
-        elif getattr(self._matcher, "calls", self) is None:  # an Either's: it is no call
+        elif getattr(self._matcher, "calls", self) is None:  # a UnionMatcher that has excluded calls
             parts += self.transcript.give_up_call()
         self._limit_thoughts()
         return parts
 
     def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
-        """Begin a call; pending: the text after its trigger. From here on the grammar constrains."""
+        """Constrain the answer by the grammar of calls from now on; pending: the text after the trigger."""
         self._calls = None
         if calls.accept_text(pending):
             self._matcher = calls
@@ -139,20 +139,20 @@ class AnswerState:
         return self.transcript.give_up_call()
 
     def expected_tokens(self) -> Sequence[int]:
-        """Return the tokens that will follow for certain, or almost."""
+        """Return tokens that will follow almost certainly, as a draft."""
         if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
             return self._forced
         return self._matcher.expected_tokens()
 
     def _limit_thoughts(self) -> None:
-        """Close a thought that has used up the budget."""
+        """Force the end of reasoning that has used up the budget."""
         budget = self._thinking.budget
         if budget is not None and self.thoughts >= budget and self.transcript.kind == REASONING and not self._forced:
             self._forced = self._thinking.closing
 
 
 class ForcedTokensProposer:
-    """A proposer (see generation.speculation): what a guide expects."""
+    """A proposer (see speculation.acceptance): drafts the tokens that the mask forces."""
 
     account = None
 
@@ -160,10 +160,10 @@ class ForcedTokensProposer:
         self._guide = guide
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Ignore the tokens: the mask already knows them."""
+        """Do nothing: the mask already knows the tokens."""
 
     def rewind(self, count: int) -> None:
-        """Ignore that tokens are undone: the mask already knows."""
+        """Do nothing: the mask already knows."""
 
     def propose(self) -> Iterator[Guess]:
         return (Guess(token, SURE) for token in self._guide.expected_tokens())

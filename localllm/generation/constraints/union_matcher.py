@@ -23,14 +23,14 @@ class TokenMatcher(Protocol):
 
 
 class UnionMatcher:
-    """Follows an answer with both matchers, as long as each allows its tokens.
+    """Advances two matchers while both allow the answer's tokens, then the remaining one.
 
     Attributes:
-        form: None when the answer is calls.  calls: None when it is not.
+        form: the constraint; None once only calls are possible.  calls: None once no call is possible.
     """
 
     def __init__(self, form: "Matcher", calls: "Matcher"):
-        """Both matchers are at the beginning."""
+        """Set up; both matchers are at the beginning of the answer."""
         self.form: Matcher | None = form
         self.calls: Matcher | None = calls
         self._first = form
@@ -60,7 +60,7 @@ class UnionMatcher:
             matcher.accept(token)
 
     def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
-        """Compute the mask of a thought, as Matcher does."""
+        """Compute the mask of tokens within reasoning, see Matcher."""
         return self._first.unfinished_mask(thinking)
 
     @property

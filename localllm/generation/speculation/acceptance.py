@@ -1,8 +1,8 @@
-"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): verify several draft tokens in one step.
+"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): choose drafts that save time.
 
-Proposers draft how a text continues, the model reads the draft in one step, and the sampler draws at every position as
-it would have done anyway: a draft token is accepted if it is what was drawn. So the text is the very same, and only the
-number of steps changes.
+Proposers draft tokens, the model reads a draft in one step, and the sampler draws at every position as it would without
+a draft: a draft token is accepted if the same token is drawn. So the text is the same, in fewer steps. This module
+estimates from measured costs and acceptance rates which draft, and how much of it, is worth its time.
 """
 
 import math
@@ -12,24 +12,23 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 MOST = 15  # tokens of a draft
-# A step of so many tokens takes so many times as long as one token's, until it is measured (Zen 4, 1.2 B, 2 threads).
+# Initial cost of a step by its number of tokens, relative to one token (Zen 4, 1.2 B model, 2 threads).
 USUAL_COSTS = {1: 1.0, 2: 1.3, 4: 1.8, 8: 3.2, 16: 5.5}
-GAIN = 1.05  # a draft has to promise so much more than a step without
+GAIN = 1.05  # least expected speedup of a draft
 SURE = 16  # the highest trust
-# Before there is experience: how often n agreeing tokens were right in answers of SmolLM2 that copied and that did not.
+# Initial acceptance rate by trust, from answers of SmolLM2 with and without copied text.
 FIRST_CHANCES = [*(trust / (trust + 2) for trust in range(SURE)), 0.95]
-UNLIKELY = 0.05  # nobody looks at what comes behind guesses that are right so seldom
-FADING = 0.95  # what an experience weighs when there is one more
-FORGETTING = 0.995  # what is left of a bad opinion when a step goes by without a guess
-FREE = 0.01  # guesses that cost less, by the time of a step, are always made: to see whether they are right
-TRIALS = 4  # the first run of a model takes longer than others
-# What guesses may lose: a share of the time without them, and so many steps before that; and what they may have gained
-# and lose again.
+UNLIKELY = 0.05  # a draft ends where the probability that all its tokens are accepted is below this
+FADING = 0.95  # decay of older results in acceptance rates
+FORGETTING = 0.995  # decay of a low acceptance rate in a step without a draft, so that drafts are tried again
+FREE = 0.01  # draft tokens that cost less than this share of a step are always computed, to measure their acceptance
+TRIALS = 4  # drafts before their cost is trusted: the first run of a model takes longer
+# The budget for losses by drafts: a share of the steps so far, plus START steps; gains count up to CREDIT steps.
 LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
 class Guess(NamedTuple):
-    """A drafted token, and its statistics: from 0 to SURE, equal numbers being right equally often."""
+    """A draft token and its trust, from 0 to SURE: tokens of equal trust share an acceptance rate."""
 
     token: int
     trust: int
@@ -47,7 +46,7 @@ class Proposer(Protocol):
         """Append tokens to the text."""
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens of the text, or keep them if they are only where guesses come from."""
+        """Drop the last `count` tokens of the text; a proposer that only searches the text may keep them."""
 
     def propose(self) -> Iterator[Guess]:
         """Yield draft tokens, computed on demand."""
@@ -55,11 +54,11 @@ class Proposer(Protocol):
 
 
 class StepCostModel:
-    """The measured cost of a step by its number of tokens, on this computer; one token costs 1."""
+    """The measured cost of a step by its number of tokens; a step of one token costs 1."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._relative = list[float]()  # as `relative`; empty where it has to be found anew
+        self._relative = list[float]()  # costs by number of tokens; empty: to be computed
         self._one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -75,15 +74,15 @@ class StepCostModel:
 
     @property
     def are_known(self) -> bool:
-        """Return whether a step was measured."""
+        """Whether a step was measured."""
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
-        """Return the cost of something that takes so long, relative to a step of one token."""
+        """Convert seconds to a cost, relative to a step of one token."""
         return seconds / self._one
 
     def with_batch(self, others: int) -> "StepCostModel | BatchedStepCost":
-        """Return the cost model for one of several answers; others: tokens of the step that are not this answer's."""
+        """Return the cost model for one of several answers; others: the other answers' tokens in the step."""
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
@@ -98,7 +97,7 @@ class StepCostModel:
         return interpolate(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
 
     def _time_of_one(self) -> float:
-        """Seconds of a step of one token; without one, by what is usual."""
+        """Return the seconds of a step of one token; if none was measured, estimated with USUAL_COSTS."""
         if one := self._seconds.get(1):
             return one
         usual = interpolate(USUAL_COSTS)
@@ -106,7 +105,7 @@ class StepCostModel:
 
 
 class BatchedStepCost:
-    """The cost of a step shared with other answers, by the tokens of one answer; one of its tokens costs 1."""
+    """The cost of a step that is shared with other answers, by the tokens of one; with one token it costs 1."""
 
     def __init__(self, costs: StepCostModel, others: int):
         self._costs, self._others, self._one = costs, others, costs.relative(others + 1)
@@ -118,12 +117,12 @@ class BatchedStepCost:
         return self._costs.of_time(seconds) / self._one
 
     def tokens(self, expected: float) -> float:
-        """Return the tokens of a step, as StepCostModel; each of the other answers gets one in any case."""
+        """Return the tokens of a step, as StepCostModel; each of the other answers gets one token."""
         return (expected + self._others) / (1 + self._others)
 
 
 def interpolate(known: Mapping[int, float]) -> list[float]:
-    """Interpolate costs linearly by the number of tokens, from 0 on; 1 is known."""
+    """Interpolate costs linearly by number of tokens, from 0 on; known: costs, including that of 1 token."""
     costs = [0.0, known[1]]
     for first, last in pairwise(sorted(known)):
         step = (known[last] - known[first]) / (last - first)
@@ -135,7 +134,7 @@ Costs = StepCostModel | BatchedStepCost
 
 
 def smooth(before: float | None, seconds: float) -> float:
-    """Smooth a step's time: the minimum so far, which slowly rises. Other programs only make it slower."""
+    """Smooth a measured time: the minimum so far, slowly rising, because other programs only make steps slower."""
     return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
 
 
@@ -143,8 +142,8 @@ class AcceptanceHistory:
     """The recent acceptance rate of drafts.
 
     Attributes:
-        chances: by trust, that a guess is right if those before it are.
-        usual: the same of all guesses.
+        chances: by trust, the probability that a draft token is accepted if those before it are.
+        usual: the same for all draft tokens.
     """
 
     def __init__(self) -> None:
@@ -164,12 +163,12 @@ class AcceptanceHistory:
 
 
 class SpeculationBudget:
-    """The cost and the acceptance rate of one source of drafts, for one answer or for many.
+    """The cost and acceptance rate of a kind of drafts, for one answer or for many, and the budget for losses.
 
     Attributes:
-        experience: their acceptance history.
-        seconds: of one draft, None if unknown.
-        trials: drafts to try before the rate is trusted.
+        experience: the acceptance history.
+        seconds: time of one draft token, None if unknown.
+        trials: draft tokens to compute before the cost is trusted.
     """
 
     def __init__(self) -> None:
@@ -191,24 +190,24 @@ class SpeculationBudget:
 
     @property
     def may_lose(self) -> bool:
-        """Return whether the budget allows more drafts, so that they never cost much more than they gain."""
+        """Whether the budget allows more drafts: they never cost much more than they gain."""
         return self._lost <= LOSS * self._steps + START
 
 
 class DraftPlan(NamedTuple):
-    """A draft, and how many tokens a step with it promises in the time of a step of one token."""
+    """A draft, and its expected tokens per time of a one-token step."""
 
     draft: list[int]
     rate: float
 
 
 class Guesser:
-    """A proposer, what its guesses cost, and how often they were right."""
+    """A proposer with the cost and acceptance rate of its drafts."""
 
     def __init__(self, proposer: Proposer):
         self._proposer, self._account = proposer, proposer.account or SpeculationBudget()
-        self._guesses: list[Guess] = []  # the latest
-        self._planned, self._worth = 0, 0.0  # how many of them are in a draft, and what a right one saves
+        self._guesses: list[Guess] = []  # those computed for the current step
+        self._planned, self._worth = 0, 0.0  # number of them in the draft, and gain of an accepted one
 
     def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
         """Plan the draft of at most `most` tokens with the best rate; empty if that is not above the rate `least`."""
@@ -227,9 +226,9 @@ class Guesser:
             expected.append(expected[-1] + chance)
         if not self._guesses:
             return DraftPlan([], 0.0)
-        account.charge(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
+        account.charge(min(costs.of_time(spent), START))  # limited: the first draft may include compilation
         length, rate = self._best(expected, costs)
-        least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
+        least /= 1 + len(self._guesses) * self._cost(costs)  # the time of computed draft tokens is spent already
         if rate <= least or not account.may_lose:
             return DraftPlan([], 0.0)
         account.charge(costs.relative(length + 1) - 1)
@@ -244,7 +243,7 @@ class Guesser:
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
-        """Return whether more guesses may raise the rate, at their usual acceptance rate. Free and untried ones may."""
+        """Return whether more draft tokens may raise the rate; if they are free or not measured yet, they may."""
         each = self._cost(costs)
         if each < FREE:
             return True
@@ -261,11 +260,11 @@ class Guesser:
         return False
 
     def _cost(self, costs: Costs) -> float:
-        """Return a draft's cost relative to a step of one token."""
+        """Return the cost of a draft token, relative to a step of one token."""
         return costs.of_time(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, which shows what was right in the latest drafts, verified or not."""
+        """Append tokens to the text, and learn which of the latest draft tokens were right, used or not."""
         account, right = self._account, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
             account.experience.learn(guess.trust, guess.token == token)
@@ -281,24 +280,21 @@ class Guesser:
         self._proposer.push(tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens of the text; the latest drafts say nothing."""
+        """Drop the last tokens of the text; nothing is learned from the latest drafts."""
         self._guesses, self._planned = [], 0
         self._proposer.rewind(count)
 
 
 class Guesses:
-    """Drafts for one answer, each from the proposer that promises the most at the time."""
+    """Drafts for one answer, each from the proposer with the best expected rate."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
-        """Set up the proposers, which have read the text so far; those without cost come first.
-
-        costs: those of others, too.
-        """
+        """Set up; proposers: they have the text so far, those without cost come first.  costs: shared, None: own."""
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 
     def draft(self, most: int, others: int = 0) -> list[int]:
-        """Draft at most `most` next tokens, often none; others: tokens of the step that are not this answer's.
+        """Return a draft of at most `most` tokens, often empty; others: the other answers' tokens in the step.
 
         The first step has no draft: its time is the baseline.
         """
@@ -312,11 +308,11 @@ class Guesses:
         return best.draft
 
     def learn(self, drawn: Sequence[int]) -> None:
-        """Learn from the drawn tokens which draft tokens were right."""
+        """Append the drawn tokens, and learn which draft tokens were right."""
         for source in self._sources:
             source.push(drawn)
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens of the text, as many as were undone before the latest step."""
+        """Drop the last `count` tokens of the text, which were undone."""
         for source in self._sources:
             source.rewind(count)

@@ -1,10 +1,10 @@
-"""Drafts by a smaller model with the same vocabulary, which the larger one verifies.
+"""Drafts by a smaller model with the same vocabulary, which the larger model verifies.
 
-The small model draws as the large one will, with the same sampler and the same random numbers. So both draw the same
-token wherever their probabilities are similar, and the text is that of the large model alone.
+The small model samples with a copy of the large model's sampler and its random numbers. So both draw the same token
+wherever their probabilities are similar, and the text is the same as without drafts.
 
-The rejection rule of Leviathan et al. 2023 keeps 4 to 12 % more of the guesses and the same distribution, but not the
-same text for the same seed; docs/decisions/speculative-sampling.md compares other rules.
+The rejection rule of Leviathan et al. 2023 accepts 4 to 12 % more draft tokens and has the same distribution, but does
+not give the same text for the same seed; docs/decisions/speculative-sampling.md compares other rules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from localllm.generation.constraints.token_mask import AnswerState
     from localllm.generation.context_overflow import ShiftedSequence
 
-PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
+PADDING = 128  # most tokens by which the vocabularies may differ at the end, as in llama.cpp: some are padded
 
 
 class ModelDrafter(Drafter):
-    """A draft model for other models. Each answer has a sequence of its own."""
+    """A draft model for other models; each answer has a sequence of its own."""
 
     def __init__(self, cache: PrefixCache, tokenizer: Tokenizer):
         self._cache, self._pieces, self._account = cache, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raise UsageError unless the vocabularies are the same, but for at most PADDING tokens at one's end."""
+        """Raise UsageError unless the vocabularies are the same, except at most PADDING tokens at the end."""
         ours, theirs = self._pieces, tokenizer.pieces
         common = min(len(ours), len(theirs))
         if ours[:common] != theirs[:common]:
@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> Iterator["DraftModel"]:
-        """Return a proposer for a text that begins with these tokens, which are read first."""
+        """Read the tokens so far, and return a proposer for what follows."""
         vocab = min(sampler.vocab, len(self._pieces))
         sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
@@ -63,12 +63,12 @@ class ModelDrafter(Drafter):
             self._cache.put_back(sequence)
 
     def collect(self) -> None:
-        """Take back the sequences of answers that are made."""
+        """Take back the sequences of finished answers."""
         self._cache.collect()
 
 
 class DraftModel:
-    """A proposer: what a model would write."""
+    """A proposer (see acceptance): drafts the tokens that a model would generate."""
 
     def __init__(
         self,
@@ -82,8 +82,9 @@ class DraftModel:
     ):
         """Set up the draft model.
 
-        sequence: holds some of the tokens; sampler, guide: of the target model, which have drawn all of them; vocab:
-        tokens that both models have; end_ids: that end an answer; account: as in Proposer.
+        sequence: of the draft model, holds some of the tokens.  sampler, guide: of the target model, after these
+        tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.
+        account: see Proposer.
         """
         self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
@@ -101,7 +102,7 @@ class DraftModel:
         self._right = min(self._right, len(self._text))
 
     def propose(self) -> Iterator[Guess]:
-        """Draft what the model would write, up to the end of the answer or of its context; one run for each token."""
+        """Yield draft tokens up to the end of the answer or the context, with one run of the model for each."""
         held = self._sequence.tokens
         while self._right < min(len(held), len(self._text) - 1) and held[self._right] == self._text[self._right]:
             self._right += 1
@@ -113,7 +114,7 @@ class DraftModel:
             logits = self._sequence.append(unread)[0, : self._vocab]
             try:
                 token = sampler.sample(logits, guide.allowed_mask(self._vocab) if guide else None)
-            except ConstraintError:  # all that may come are of the other model's vocabulary alone
+            except ConstraintError:  # only tokens that the draft model lacks are allowed
                 return
             yield Guess(token, trust(logits, token))
             if token in self._end_ids:
@@ -130,11 +131,11 @@ ACCOUNTS = WeakKeyDictionary[object, SpeculationBudget]()  # by engine
 
 
 def account_of(engine: object) -> SpeculationBudget:
-    """Return the budget of drafts by the model's MTP layer, or by the head in another file."""
+    """Return the budget for drafts by the model's MTP layer or attached draft head."""
     return ACCOUNTS.setdefault(engine, SpeculationBudget())
 
 
 def trust(logits: np.ndarray, token: int) -> int:
-    """Return the probability of a token, as a share of SURE."""
+    """Return the probability of a token times SURE, rounded; logits: float32 [vocab]."""
     weights = np.exp(logits - logits.max())
     return round(SURE * float(weights[token] / weights.sum()))

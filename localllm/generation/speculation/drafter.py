@@ -1,4 +1,4 @@
-"""Propose drafts from a source other than the text and the model itself."""
+"""The interface of sources of drafts other than the text and the model itself."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Drafter(ABC):
-    """A source of drafts for many answers."""
+    """A source of drafts for many answers, such as a draft model."""
 
     @abstractmethod
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> AbstractContextManager[Proposer]:
-        """Open what proposes drafts for an answer that begins with these tokens."""
+        """Open a proposer of drafts for an answer; tokens: of the prompt and the answer so far."""
 
     @abstractmethod
     def collect(self) -> None:
-        """Take back the sequences of answers that are finished."""
+        """Take back the sequences of finished answers."""

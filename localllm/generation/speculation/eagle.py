@@ -1,4 +1,4 @@
-"""Files that have a head that guesses for a model (EAGLE-3), and no model."""
+"""Draft heads in files of their own (EAGLE-3)."""
 
 from localllm.engine.draft_head_source import is_head
 from localllm.errors import ModelError

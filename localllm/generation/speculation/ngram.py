@@ -1,7 +1,6 @@
-"""Drafts from texts: what followed the same words before (prompt lookup), and how an edited copy continues.
+"""Drafts from texts: the tokens that followed the same n-gram before (prompt lookup), and copies with edits.
 
-Both are proposers of generation.speculation.acceptance and cost next to nothing. They look at the text itself, and at
-what was written before.
+Both proposers (see generation.speculation.acceptance) search the text itself and earlier texts, at almost no cost.
 """
 
 from array import array
@@ -11,21 +10,21 @@ from collections.abc import Iterator, Sequence
 from localllm.generation.speculation.acceptance import SURE, Guess
 from localllm.generation.speculation.ngram_cache import GAP, NOTHING, CorpusMatch, NgramCache, TokenCorpus
 
-FOLLOWED = 4  # tokens in a row that make a copy of what looks like one
-LEFT = 4  # copies that were left and may be taken up again
+FOLLOWED = 4  # copied tokens in a row that start a copy
+LEFT = 4  # positions of earlier copies that may be resumed
 
 
 class NGrams:
     """Drafts the tokens that followed the longest repeated suffix of the text.
 
-    A suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the substrings that end at the same
-    positions. The state that the newest one links to is the longest end of the text that has been there before. Where
-    an earlier text has a longer one, that counts.
+    It is found with a suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the substrings
+    that end at the same positions, and the suffix link of the newest state is the longest suffix that occurred before.
+    A longer match in earlier texts takes precedence.
 
     Attributes:
-        tokens: earlier texts, and then the text.
-        agreed: how many of its last tokens have been there before.
-        place: where the token is that followed the last time.
+        tokens: the earlier texts, then the text.
+        agreed: length of the longest suffix that occurred before.
+        place: position of the token that followed its last occurrence.
     """
 
     account = None
@@ -34,9 +33,10 @@ class NGrams:
         self._earlier, self._begin = earlier, len(earlier.tokens)
         self.tokens = array("i", earlier.tokens.tobytes())
         self.place = self.agreed = 0
-        self._elsewhere = CorpusMatch(0, 0)  # the longest in earlier texts
-        self._next: list[dict[int, int]] = [{}]  # of each state: the state after a token
-        self._length, self._link, self._end = [0], [-1], [-1]  # longest piece, state of its ends, where it was last
+        self._elsewhere = CorpusMatch(0, 0)  # the longest match in earlier texts
+        self._next: list[dict[int, int]] = [{}]  # transitions of each state, by token
+        # Of each state: longest substring, suffix link, last end position.
+        self._length, self._link, self._end = [0], [-1], [-1]
         self._last = 0
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -47,10 +47,10 @@ class NGrams:
             self._look_elsewhere(tokens)
 
     def _look_elsewhere(self, tokens: Sequence[int]) -> None:
-        """Look in earlier texts; the longest match is followed as long as the text agrees."""
+        """Update the match in earlier texts: extend it if the new tokens agree, else search again."""
         (place, agreed), count = self._elsewhere, len(tokens)
         goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
-        if goes_on and self.tokens[place + count] != GAP:  # at its end it would say nothing, and hide what does
+        if goes_on and self.tokens[place + count] != GAP:  # at the end of an earlier text, search again
             self._elsewhere = CorpusMatch(place + count, agreed + count)
         else:
             self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
@@ -90,18 +90,18 @@ class NGrams:
         return len(self._length) - 1
 
     def rewind(self, count: int) -> None:
-        """Keep undone tokens as an earlier text, since they were written here once."""
+        """Do nothing: undone tokens remain a possible source of drafts."""
 
     def propose(self) -> Iterator[Guess]:
-        """Draft what followed the last time; a token's trust is the length of the match before it."""
+        """Yield the tokens that followed the last occurrence; a token's trust is the length of the match before it."""
         return copy_after(self.tokens, self.place, self.agreed) if self.agreed else iter(())
 
 
 class Copies:
-    """Drafts the continuation of an edited copy after a change.
+    """Drafts the continuation of a copy after an edit.
 
-    Once the answer leaves the original, it may have replaced a token, and continues with the next but one; or it has
-    inserted or left out text, which shows when it returns to a token of the original.
+    Where the answer differs from the original, it may have replaced one token, so the copy continues after the next
+    token of the original; or it has inserted or deleted text, and continues where a later token matches again.
     """
 
     account = None
@@ -109,12 +109,12 @@ class Copies:
     def __init__(self, grams: NGrams):
         """Start with no copy; grams: the n-grams of the same texts, which get every token first."""
         self._grams = grams
-        self._place: int | None = None  # in the text, of what comes next if the copy goes on
-        self._followed = 0  # tokens that the answer has followed it in a row
-        self._left: deque[int] = deque(maxlen=LEFT)  # places where copies were left, the latest first
+        self._place: int | None = None  # position of the next token if the copy continues
+        self._followed = 0  # latest tokens in a row that were copied
+        self._left: deque[int] = deque(maxlen=LEFT)  # positions where copies ended, the latest first
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, the latest that `grams` has read."""
+        """Update the copy by tokens that `grams` has got already."""
         for number in range(len(self._grams.tokens) - len(tokens), len(self._grams.tokens)):
             self._follow(number)
         if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
@@ -123,7 +123,7 @@ class Copies:
             self._place, self._followed = self._grams.place, self._grams.agreed
 
     def _follow(self, number: int) -> None:
-        """Update where the answer copies from, by token `number` of the text."""
+        """Update the copied position by token `number` of the text."""
         text, place, followed = self._grams.tokens, self._place, self._followed
         if place is not None and text[place] == text[number]:
             self._place, self._followed = place + 1, followed + 1
@@ -131,11 +131,11 @@ class Copies:
         self._leave()
         replaced = place + 1 if place is not None and followed else None
         due = [left + skipped for left in self._left for skipped in (0, 1)]
-        found = next((at for at in due if at < number and text[at] == text[number]), None)
-        self._place, self._followed = (replaced, 0) if found is None else (found + 1, 1)
+        resumed = next((at for at in due if at < number and text[at] == text[number]), None)
+        self._place, self._followed = (replaced, 0) if resumed is None else (resumed + 1, 1)
 
     def _leave(self) -> None:
-        """Remember where a copy was left."""
+        """Store the position where a copy ends."""
         if self._place is not None and self._followed > 1 and self._place not in self._left:
             self._left.appendleft(self._place)
 
@@ -143,14 +143,14 @@ class Copies:
         """Do nothing: `grams` keeps undone tokens."""
 
     def propose(self) -> Iterator[Guess]:
-        """Draft the next tokens of the original; a token's trust is the number of copied tokens before it."""
+        """Yield the next tokens of the original; a token's trust is the number of copied tokens before it."""
         return iter(()) if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
 
 
 def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
-    """Yield the tokens at a place and after it; after the end of the last text, the draft again, as in a loop.
+    """Yield the tokens from a position on; beyond the end of the text, the draft itself repeats.
 
-    Each has the trust of a match that is longer by the number of tokens before it.
+    The first has trust `agreed`, each following one 1 more, at most SURE.
     """
     guesses = list[int]()
     while True:
@@ -164,7 +164,7 @@ def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess
 
 
 def from_text(tokens: Sequence[int], written: NgramCache | None = None) -> tuple[NGrams, Copies]:
-    """Make the proposers that need only the text, which begins with these tokens, and earlier texts."""
+    """Make the proposers that search the text, which begins with these tokens, and earlier texts."""
     grams = NGrams(written.earlier() if written else NOTHING)
     grams.push(tokens)
     return grams, Copies(grams)

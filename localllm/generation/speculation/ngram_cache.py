@@ -1,6 +1,6 @@
-"""Token sequences of earlier texts, of this process and earlier ones, as a source of drafts.
+"""Tokens of earlier texts, also from earlier processes, as a source of drafts.
 
-An edited text is thus drafted from its earlier version, even from another day. Texts are kept in order, and repeated
+So a revised text is drafted from its earlier version, even that of another day. Texts are kept in order, and repeated
 passages only once; when there are too many, the oldest are dropped.
 """
 
@@ -19,17 +19,17 @@ from localllm.files.cache.ngram_cache_file import read_texts, write_texts
 from localllm.files.cache.prefix_files import size_limit
 from localllm.generation.speculation.acceptance import SURE
 
-GAP = -1  # behind every text
-GRAM = 4  # tokens in a row that make a place worth looking at
+GAP = -1  # after every text
+GRAM = 4  # tokens of an n-gram in the index
 MOST = 1 << 17  # tokens of all texts: about 500 KB of text, 1 MB of the disk, 3 MB of memory
-LOOKED = 64  # places that are compared, the latest
-LEAST = 24  # tokens of a piece that is kept
-SAMPLES = 500  # tokens that a vocabulary is known by
-FACTOR = 0x9E3779B97F4A7C15  # of the keys, odd
+LOOKED = 64  # latest positions of an n-gram that are compared
+LEAST = 24  # fewest tokens of a passage that is kept
+SAMPLES = 500  # tokens of a vocabulary that its name is computed from
+FACTOR = 0x9E3779B97F4A7C15  # multiplier of the n-grams' hashes (odd)
 
 
 class CorpusMatch(NamedTuple):
-    """The place where a text with the same ending continues, and the match's length: 0 for none, SURE at most."""
+    """The position after an earlier occurrence of a text's end, and the match's length: 0 for none, at most SURE."""
 
     place: int
     agreed: int
@@ -38,8 +38,8 @@ class CorpusMatch(NamedTuple):
 class TokenCorpus:
     """Concatenated texts, and an index of their n-grams. Immutable.
 
-    A position represents the GRAM tokens before it, from which its key is computed. The index is all positions sorted
-    by key, stably. NumPy sorts 131 thousand in 10 ms, and a file that has them sorted is read in 2.
+    The key of a position is a hash of the GRAM tokens before it; the index is all positions, sorted stably by key.
+    NumPy sorts 131 thousand in 10 ms; reading them sorted from a file takes 2 ms.
 
     Attributes:
         tokens: int32, with a GAP after each text.  places: int32, the index.
@@ -57,9 +57,9 @@ class TokenCorpus:
         return cls(tokens, places[np.argsort(keys(tokens)[places - GRAM], kind="stable")])
 
     def find(self, ending: Sequence[int]) -> CorpusMatch:
-        """Find where the last SURE tokens of a text occurred before: the longest match.
+        """Find the longest earlier match of the end of a text, `ending`, at most SURE tokens.
 
-        If several are equally long, choose the one whose next token followed most often, and the latest of those.
+        Of several equally long ones, choose one with the most frequent next token, and of those the latest.
         """
         if len(ending) < GRAM:
             return CorpusMatch(0, 0)
@@ -71,14 +71,14 @@ class TokenCorpus:
         places = self.places[max(first, last - LOOKED) : last]
         agreed = alike(self.tokens, places, np.array(ending, np.int32)[None])
         longest = int(agreed.max(initial=0))
-        if longest < GRAM:  # none, or another gram with the same key
+        if longest < GRAM:  # no match, or another n-gram with the same hash
             return CorpusMatch(0, 0)
         places = places[agreed == longest]
         _, kinds, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
         return CorpusMatch(int(places[counts[kinds] == counts.max()][-1]), longest)
 
     def and_text(self, ids: np.ndarray) -> "TokenCorpus":
-        """Return the corpus with what is new in another text, int32."""
+        """Return the corpus with the new passages of another text, int32."""
         new = self._new_in(ids)
         if not len(new):
             return self
@@ -94,9 +94,9 @@ class TokenCorpus:
         return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
     def _new_in(self, ids: np.ndarray) -> np.ndarray:
-        """Return the passages of a text that are new here, int32: LEAST tokens or more, with a GAP after each.
+        """Return the new passages of a text, int32: each has at least LEAST tokens, and a GAP after it.
 
-        A piece begins with SURE tokens that may be known, by which it is found again.
+        A passage begins with up to SURE tokens that are known already, so that it is found by them.
         """
         if len(ids) < LEAST:
             return ids[:0]
@@ -104,7 +104,7 @@ class TokenCorpus:
         known = np.zeros(len(windows), bool)
         if len(self.places):
             last = np.searchsorted(self._keys, keys(ids)[SURE - GRAM :], "right")
-            for back in range(1, GRAM + 1):  # the latest of the places that may be alike
+            for back in range(1, GRAM + 1):  # compare with the latest positions of the same n-gram
                 known |= alike(self.tokens, self.places[np.maximum(last - back, 0)], windows) == SURE
         is_new = np.convolve(known, np.ones(SURE, int)) == 0
         with_before = np.convolve(is_new, np.ones(SURE + 1, int))[SURE:] > 0
@@ -115,13 +115,13 @@ class TokenCorpus:
 
 
 def keys(tokens: np.ndarray) -> np.ndarray:
-    """Compute keys of all GRAM consecutive tokens, uint64 [tokens - GRAM + 1]."""
+    """Compute the hashes of all n-grams, uint64 [tokens - GRAM + 1]."""
     numbers, factor = (tokens + np.int32(1)).astype(np.uint64), np.uint64(FACTOR)
     count = max(0, len(tokens) - GRAM + 1)
-    found = np.zeros(count, np.uint64)
+    hashes = np.zeros(count, np.uint64)
     for first in range(GRAM):
-        found = found * factor + numbers[first : first + count]
-    return found
+        hashes = hashes * factor + numbers[first : first + count]
+    return hashes
 
 
 def places_in(tokens: np.ndarray) -> np.ndarray:
@@ -133,7 +133,10 @@ def places_in(tokens: np.ndarray) -> np.ndarray:
 
 
 def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
-    """Return how many tokens before each position match the end of its window; one window may serve all."""
+    """Return how many tokens before each position match the end of its window, int [places].
+
+    windows: [places or 1, length].
+    """
     at = places[:, None] - np.arange(1, windows.shape[1] + 1)
     same = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
     result: np.ndarray = np.logical_and.accumulate(same, 1).sum(1)
@@ -144,9 +147,9 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
-    """Name the vocabulary of the stored texts; None if texts are not stored.
+    """Return the name of a vocabulary for the file of its texts; None if texts are not stored.
 
-    A vocabulary that differs in few tokens may have the same name: then drafts are wrong, with no other harm.
+    Vocabularies that differ in few tokens may have the same name: wrong drafts are the only consequence.
     """
     if size_limit() == 0:
         return None
@@ -163,9 +166,9 @@ def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 class NgramCache:
-    """Earlier texts of one vocabulary; it grows. Several threads may use it.
+    """The earlier texts of one vocabulary, in memory and in a file of the user's cache folder. Thread-safe.
 
-    Nothing leaves the computer. A file of the user's cache folder has it between processes.
+    Nothing leaves the computer.
     """
 
     def __init__(self, vocab_size: int, name: str | None):
@@ -177,12 +180,12 @@ class NgramCache:
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
-        """Add a text that was read or written, of which `known` tokens were there before; is_kept: to the file, too."""
+        """Queue a text; its first `known` tokens were added before. is_kept: also add it to the file."""
         text = np.array(without_images(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
-        self._added.append((text, is_kept))  # no lock: an answer that is garbage ends anywhere
+        self._added.append((text, is_kept))  # takes no lock: finalizers call this
 
     def collect(self) -> None:
-        """Take in what was added, and no more than is kept. Never call it in a finalizer: it waits for the lock."""
+        """Process the queued texts. Waits for the lock, so no finalizer may call it."""
         with self.lock:
             self._collect()
 
@@ -214,15 +217,15 @@ class NgramCache:
         return TokenCorpus(tokens, places)
 
     def save(self) -> None:
-        """Merge into the file what other processes have added meanwhile; errors are ignored."""
+        """Add the new texts to the file, which other processes may have changed; errors of writing are ignored."""
         with self.lock:
             self._collect()
             texts, self._unsaved = self._unsaved, []
         if not texts or not self._name:
             return
-        before = found = self._read()
+        before = corpus = self._read()
         for ids in texts:
-            found = found.and_text(ids)
-        if found is not before:
+            corpus = corpus.and_text(ids)
+        if corpus is not before:
             with suppress(OSError):
-                write_texts(self._name, found.tokens, found.places)
+                write_texts(self._name, corpus.tokens, corpus.places)

@@ -1,6 +1,7 @@
-"""Speculative decoding for few answers in one step: a single one, or those of a small batch.
+"""Drafts for the answers of a step, if they are few: a single answer or a small batch.
 
-A step for few answers has computing power to spare; in larger batches rejected drafts would slow down the others.
+A step for few answers is limited by memory bandwidth, so draft tokens cost little; in larger batches rejected drafts
+would slow down the other answers.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.generation.speculation.ngram_cache import NgramCache
 
-FEW = 4  # answers
+FEW = 4  # most answers and draft tokens beside an answer that gets a draft
 
 
 class AnswerSpan(NamedTuple):
-    """The tokens that a run reads for an answer, and the draft at their end.
+    """The tokens that a run reads for an answer; `draft` is at their end.
 
     Attributes:
-        is_end: whether all of the answer's tokens have been read then, so that the next one is drawn.
+        is_end: whether the answer's tokens are all read then, so that the next one can be drawn.
     """
 
     answering: Completion
@@ -37,13 +38,13 @@ class AnswerSpan(NamedTuple):
 
 
 def span_of(answering: Completion, count: int) -> AnswerSpan:
-    """Return the next tokens of an answer that are to be read, or of its prompt."""
+    """Return the next `count` unread tokens of an answer and its prompt."""
     held, ids = answering.computed_tokens, answering.ids
     return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
 
 
 def logits_for(work: list[AnswerSpan]) -> str:
-    """Return the indices of the logits that a run must return."""
+    """Return which logits a run must compute: "all" of each span (for drafts), the "last", or "none"."""
     wanted = "none"
     for one in work:
         if one.draft:
@@ -54,17 +55,17 @@ def logits_for(work: list[AnswerSpan]) -> str:
 
 
 class Speculator:
-    """Drafts for the answers of one batch, which share their measurements of what a step costs."""
+    """Makes the drafts for the answers of one scheduler, which share the measured costs of steps."""
 
     def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
-        """Set up the speculator; held: what the drafter of a single answer needs, such as a draft model's sequence."""
+        """Set up; held: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
         self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
 
     def listen(self, answering: Completion, others: int = 0) -> None:
-        """Let the draft head read an answer's tokens from now on, if that may pay with so many other answers.
+        """Let the draft head follow an answer's tokens from now on, if that may pay with so many other answers.
 
-        The head is a layer of the model, or comes from another file. Raises UsageError for a single answer that
-        requests "mtp" where there is no such layer.
+        The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
+        requests "mtp" without one.
         """
         sequence, speculate = answering.sequence, answering.options.speculate
         if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:
@@ -80,7 +81,7 @@ class Speculator:
         self._costs.record(tokens, seconds)
 
     def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
-        """Return a draft for each answer, in a step with `others` more answers; none in large batches."""
+        """Return a draft for each answer, in a step with `others` more answers; all are empty in large batches."""
         drafts: list[list[int]] = []
         others += len(answers) - 1
         if others >= FEW:
@@ -97,14 +98,14 @@ class Speculator:
         return drafts
 
     def _start(self, answering: Completion) -> Guesses:
-        """Choose the proposers; those without cost come first."""
+        """Choose the proposers of an answer, those without cost first."""
         guide, sampler, tokens = answering.guide, answering.sampler, without_images(answering.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
         proposers += from_text(tokens, self._written)
         speculate, end_ids = answering.options.speculate, answering.end_ids
         if isinstance(speculate, Drafter) and self._held:
             proposers.append(self._held.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
-        if not self._held or answering.number:  # few are left, of which some may not have been heard
+        if not self._held or answering.number:  # a batch that has become small: the head may not follow this answer yet
             self.listen(answering)
         sequence = None if has_images(answering.ids) else answering.sequence
         if sequence and (follower := sequence.listener):
@@ -118,6 +119,6 @@ def wants_guesses(answering: Completion) -> bool:
 
 
 def most_guessed(answering: Completion) -> int:
-    """Return the longest draft allowed: a full context must shift where it would without a draft."""
+    """Return the longest draft allowed: a full context must be shifted at the same token as without a draft."""
     most, sequence = answering.remaining_tokens - 1, answering.sequence
     return min(most, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else most

@@ -1,12 +1,12 @@
-"""Tool calls that a model writes as JSON in its text, bare or fenced, whatever form its template has.
+"""Parse tool calls that a model writes as JSON in its text, bare or fenced, whatever its template's format.
 
     ```json
     {"name": "NAME", "arguments": {"ka": "Vab"}}
     ```
 
-Qwen2.5-Coder does so. A call is on lines of its own, names an existing tool, and has arguments that the tool accepts;
-all else is text. Several may follow each other, in a fence or a list; small models write the same one until they are
-cut, so one that is repeated to the letter, outside of a fence or a list, ends the answer.
+Qwen2.5-Coder writes such calls. A call is on lines of its own, names an existing tool, and has valid arguments;
+everything else is text. Several calls may follow each other, in a fence or a list. Small models repeat a call without
+end, so an identical repetition, outside of a fence or a list, ends the answer.
 """
 
 import re
@@ -22,7 +22,7 @@ _FENCE_SO_FAR = re.compile(r"[ \t]*(`{1,2}|```[\w+-]*[ \t]*)")
 
 
 class _UnknownYetError(Exception):
-    """More of the text must be known."""
+    """More text is needed."""
 
 
 class WrittenCall(NamedTuple):
@@ -37,7 +37,7 @@ class JsonToolCallParser:
     """Finds JSON tool calls in an answer while it is generated.
 
     Attributes:
-        repeats: whether a call was written a second time, with which the answer ends.
+        repeats: whether a call was repeated, which ends the answer.
     """
 
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
@@ -46,12 +46,12 @@ class JsonToolCallParser:
         names: of the tools.  fits: whether a tool accepts arguments, JSON.  is_single: only the first call counts.
         """
         self._names, self._fits, self._is_single = names, fits, is_single
-        self._held, self._is_line = "", True  # whether what is held begins a line
-        self._has_said = self._has_called = self.repeats = False
+        self._held, self._is_line = "", True  # whether the held text begins a line
+        self._has_text = self._has_called = self.repeats = False
         self._seen = frozenset[tuple[str, str]]()
 
     def push(self, part: TextPart) -> list[TextPart]:
-        """Return the parts that are certain with this part."""
+        """Add a part; return the parts that are certain now."""
         if part.kind != ANSWER:
             return [*self.flush(), part]
         if self.repeats:
@@ -76,7 +76,7 @@ class JsonToolCallParser:
             if not calls:
                 place = end
                 continue
-            self._say(parts, self._held[: begin.start()].rstrip())
+            self._add_text(parts, self._held[: begin.start()].rstrip())
             self.repeats = all(call[:2] in self._seen for call in calls)
             for call in calls:
                 if not self.repeats and not (self._is_single and self._has_called):
@@ -84,28 +84,31 @@ class JsonToolCallParser:
                 self._has_called = True
             self._seen |= {call[:2] for call in calls}
             rest = "" if self.repeats else self._held[end:]
-            self._held, self._is_line, place = rest if self._has_said else rest.lstrip(), not self._has_said, 0
+            self._held, self._is_line, place = rest if self._has_text else rest.lstrip(), not self._has_text, 0
         else:
             place = len(self._held)
-        safe = len(self._held[:place].rstrip())  # white space in front of a call is no text
-        self._say(parts, self._held[:safe])
+        safe = len(self._held[:place].rstrip())  # white space before a call is dropped
+        self._add_text(parts, self._held[:safe])
         self._held = self._held[safe:]
         return parts
 
-    def _say(self, parts: list[TextPart], text: str) -> None:
+    def _add_text(self, parts: list[TextPart], text: str) -> None:
         if text:
-            self._is_line, self._has_said = text.endswith("\n"), True
+            self._is_line, self._has_text = text.endswith("\n"), True
             parts.append(TextPart(ANSWER, text))
 
     def _begin(self, place: int) -> re.Match[str] | None:
         """Find where a call may begin, at `place` or after it."""
-        found = _BEGIN.search(self._held, place)
-        if found and found.start() == 0 and not self._is_line:
-            found = _BEGIN.search(self._held, 1)
-        return found
+        match = _BEGIN.search(self._held, place)
+        if match and match.start() == 0 and not self._is_line:
+            match = _BEGIN.search(self._held, 1)
+        return match
 
     def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
-        """Return the calls that begin here and their end, or none and where to look on. Raises _UnknownYetError."""
+        """Return the calls that begin at `start` and their end, or none and the position to continue at.
+
+        Raises _UnknownYetError.
+        """
         text, fence = self._held, _FENCE.match(self._held, start)
         if not fence and not is_end and _FENCE_SO_FAR.fullmatch(text, start):
             raise _UnknownYetError
@@ -132,7 +135,7 @@ class JsonToolCallParser:
             if fence:
                 place = len(text) if is_end and not text[place:].strip() else _skip_word(text, place, "```")
             if not is_end and not text[place:].strip(" \t"):
-                raise _UnknownYetError  # what else is in this line
+                raise _UnknownYetError  # there may be other text in this line
         except _UnknownYetError:
             if is_end:
                 return nothing
@@ -143,7 +146,7 @@ class JsonToolCallParser:
         return (calls, place) if is_alone else nothing
 
     def _call(self, place: int) -> WrittenCall | None:
-        """Return the call at a place of the held text, None if there is none. Raises _UnknownYetError."""
+        """Parse the call at a position of the held text; None if there is none. Raises _UnknownYetError."""
         text = self._held
         try:
             for word in ("{", '"name"', ":", '"'):

@@ -3,8 +3,8 @@
     <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
     [opening                NAME  between      arguments             closing        ]
 
-Of three calls in a row, what stands between is the separator; what differs there from call to call is an id or a
-number. Arguments are JSON, or each has marks of its own (`ParameterMarks`), as in <parameter=ka>\\nVab\\n</parameter>.
+Three calls in a row show the separator between them; the parts of it that differ are ids or numbers. Arguments are
+JSON, or each parameter has marks of its own (`ParameterMarks`), as in <parameter=ka>\\nVab\\n</parameter>.
 """
 
 import re
@@ -16,22 +16,22 @@ from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 from localllm.text.marker_escaping import Message
 
-ID = "\ufdd2"  # a noncharacter, in the place of an id
+ID = "\ufdd2"  # a noncharacter, the placeholder of a call's id
 NAME, SAID = "qx_alpha", "Xyzzy"
 KEYS, TEXTS, NUMBERS = ("ka", "kb"), ("Vab", "Vcd"), (31, 32)
 IDS = ("callAaa01", "callAaa02", "callAaa03")
 _JSON = re.compile(r'\{\s*"ka":\s*"Vab",\s*"kb":\s*31\s*\}')
 _TAG = re.compile(r"\s*(<[^<>\s]{2,}>|\[[^][\s]{2,}\]|<[\w:]{3,}=)")
-Render = Callable[[Sequence[Message], bool], str]  # a conversation, and whether an answer shall begin behind it
+Render = Callable[[Sequence[Message], bool], str]  # messages, and whether to add the generation prompt
 
 
 @frozen
 class ParameterMarks:
-    """The marks around a parameter that is not part of JSON.
+    """The marks around parameters that are not written as one JSON object.
 
     Attributes:
-        first, next: in front of its name, of the first one and of others.
-        text, json: the marks before and after its value: for texts, and for everything else.
+        first, next: before the name of the first parameter, and of each other one.
+        text, json: before and after a value: a string, or a value of another type.
     """
 
     first: str
@@ -45,12 +45,12 @@ class ToolCallFormat:
     """The texts around calls; ID is a placeholder of call ids.
 
     Attributes:
-        opening: in front of the first call's name.  between: after a name.
-        separator: from a call's arguments to the next one's name; None if there is only ever one call.
-        closing: after the last one's arguments.
-        marks: of parameters, None for JSON.
+        opening: before the first call's name.  between: between a name and its arguments.
+        separator: between a call's arguments and the next name; None if an answer has one call only.
+        closing: after the last call's arguments.
+        marks: of parameters; None if arguments are JSON.
         as_text: whether the template expects arguments as JSON text.
-        is_known: whether the template tells the model of tools; else the prompt has to.
+        is_known: whether the template describes the tools to the model; otherwise a system message must.
     """
 
     opening: str
@@ -63,7 +63,7 @@ class ToolCallFormat:
 
     @property
     def trigger(self) -> str:
-        """The mark by which a call is known to begin: the first tag or token of the opening, or all of it."""
+        """The text that begins a call: the first tag or token of the opening, or all of it."""
         tag = _TAG.match(self.opening)
         return tag[1] if tag else self.opening.lstrip()
 
@@ -72,8 +72,8 @@ class ToolCallFormat:
         return bool(_TAG.match(self.opening))
 
 
-# Where a template asks for calls but cannot write them down again, by what its text has.
-TOLD = {
+# Formats of templates that describe tools but cannot render calls, by a text in the template.
+NOT_RENDERED = {
     "<|tool_call|>": ToolCallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
     "<|tool_call_start|>": ToolCallFormat(
         "<|tool_call_start|>[", "(", "), ", ")]<|tool_call_end|>", ParameterMarks("", ", ", ('="', '"'), ("=", ""))
@@ -84,7 +84,10 @@ GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=F
 
 
 def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
-    """Induce a template's call format from its source, what it renders (with a tool NAME), and its end texts."""
+    """Derive a template's format of calls from what it renders for a tool NAME.
+
+    source: of the template.  ends: texts of end tokens.
+    """
     is_known = NAME in attempt(render, [USER], True)
     found = (
         induce_json_format(render, ends, False)
@@ -92,7 +95,7 @@ def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFor
         or induce_json_format(render, ends, True)
     )
     if found is None and is_known:
-        found = next((format for mark, format in TOLD.items() if mark in source), None)
+        found = next((format for mark, format in NOT_RENDERED.items() if mark in source), None)
     if found is None or not found.trigger or found.trigger in ends:
         return GENERIC
     if found.opening.startswith(HARMONY.opening.lstrip()):
@@ -104,13 +107,13 @@ USER: Message = {"role": "user", "content": "Hi"}
 
 
 def calling(count: int, arguments: object) -> Message:
-    """Make a message with `count` calls."""
+    """Make an assistant's message with `count` calls."""
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def attempt(render: Render, messages: list[Message], begins: bool = False) -> str:
-    """Render messages, "" if the template fails."""
+    """Render messages; "" if the template fails."""
     try:
         return render(messages, begins)
     except LocalllmError:
@@ -118,7 +121,7 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
 
 
 def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
-    """Induce the format of a template that writes arguments as JSON."""
+    """Derive the format of a template that writes arguments as JSON; None if it does not."""
     given: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
     texts = [render_reply(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
@@ -138,7 +141,7 @@ def text_of(arguments: dict[str, object]) -> str:
 
 
 def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
-    """Induce the format of a template that marks each parameter."""
+    """Derive the format of a template that marks each parameter; None if it does not."""
     kinds = []
     for values in (TEXTS, NUMBERS):
         given = dict(zip(KEYS, values, strict=True))
@@ -168,7 +171,7 @@ def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
     if first < 0 or place < 0:
         return ""
     begin = len(same(text, before))
-    if (cut := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # within a mark
+    if (cut := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # `begin` is within a tag
         begin = cut
     start = max([begin, *(end_of(mark, text, first) for mark in THOUGHT_ENDS)])
     rest = text[start:]
@@ -187,7 +190,7 @@ def end_of(mark: str, text: str, before: int) -> int:
 
 
 def same(one: str, other: str) -> str:
-    """Return the common prefix."""
+    """Return the common prefix of two texts."""
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -196,14 +199,14 @@ def trim_common(opening: str) -> str:
 
 
 def with_ids(piece: str) -> str:
-    """Replace our ids by ID."""
+    """Replace the probe's IDS by ID."""
     for id in IDS:
         piece = piece.replace(id, ID)
     return piece
 
 
 def common_form(one: str, other: str) -> str:
-    """Replace numbers that differ by ID."""
+    """Replace the numbers in which two texts differ, and nothing else, by ID."""
     one, other = with_ids(one), with_ids(other)
     if one == other:
         return one

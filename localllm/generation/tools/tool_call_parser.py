@@ -1,4 +1,4 @@
-"""Parses tool calls from an answer while it is generated: parts of prose, names, and arguments as JSON."""
+"""Parse tool calls from an answer while it is generated, into parts: plain text, names, and arguments as JSON."""
 
 import json
 import re
@@ -12,22 +12,23 @@ from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallForm
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
 _ID = "[A-Za-z0-9_-]+"
-_NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that a schema does not name
+_NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that is not in the schema
 
 
 class ToolCallParser:
-    """Parses the tool calls of one answer.
+    """Parses the tool calls of one answer, in the format of the model's chat template.
 
-    Behind the trigger everything is as the format says, which a grammar has to see to.
+    It relies on a grammar (ToolGrammar) that makes the text after the trigger follow the format.
 
     Attributes:
-        in_call: whether the trigger was there.  pending: what came after it, when it was found.
+        in_call: whether the trigger was found.  pending: the text after it that had been generated then.
     """
 
     def __init__(self, format: ToolCallFormat, tools: Mapping[str, Schema], marks: frozenset[str] = frozenset()):
         """Start at the beginning of an answer.
 
-        tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, after an ESCAPE.
+        tools: schemas of the parameters, by tool.  marks: texts of the format that are single tokens, which appear with
+        an ESCAPE before them.
         """
         self._format, self._tools, self._marks = format, tools, marks
         self._trigger = escape_tokens(format.trigger, marks)
@@ -35,7 +36,7 @@ class ToolCallParser:
         self._held, self._before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
-        self._given: set[str] = set()  # parameters with marks, of the call
+        self._given: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
 
     def copy(self) -> "ToolCallParser":
         """Return a copy that continues independently."""
@@ -45,11 +46,11 @@ class ToolCallParser:
         return twin
 
     def begin(self) -> None:
-        """Begin a call after its whole opening."""
+        """Start within a call, before its opening: the answer has to be a call."""
         self.in_call, self._state = True, self._opening
 
     def push(self, text: str) -> list[TextPart]:
-        """Return the parts that are certain with this text."""
+        """Add text; return the parts that are certain now."""
         self._held += text
         parts = list[TextPart]()
         while self._state(parts):
@@ -57,7 +58,7 @@ class ToolCallParser:
         return parts
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest of the prose at the end.  is_end: the model has ended, which closes a call."""
+        """Return the rest of the plain text.  is_end: the model has ended the answer, which also ends a call."""
         if is_end and self._state == self._find_marks:
             closing = self._format.closing.replace(ID, "0")
             return self.push(closing[overlap(self._held, closing) :])
@@ -65,33 +66,33 @@ class ToolCallParser:
         return [TextPart(ANSWER, held)] if held and not self.in_call else []
 
     def give_up(self) -> list[TextPart]:
-        """Treat what looked like a call as prose, and so all that follows."""
+        """Treat the text of an invalid call, and all text after it, as plain text."""
         text = self._trigger * self.in_call + self._held
         self.in_call, self._state = False, self._prose_only
         self._held = ""
         return [TextPart(ANSWER, text)] if text else []
 
-    # ---- states: each takes from what is held, and says whether there may be more to take
+    # ---- states: each consumes held text, and returns whether the next state should try
 
     def _prose(self, parts: list[TextPart]) -> bool:
         place = self._place()
         if place is None:
             safe = len(self._held) - overlap(self._held, self._trigger)
             kept = self._held[:safe]
-            if self._format.opening == HARMONY.opening and ESCAPE in kept:  # a head, which may become a call's
+            if self._format.opening == HARMONY.opening and ESCAPE in kept:  # a header, which may be that of a call
                 return False
             safe = len(kept.rstrip()) if kept.strip() or self._before else 0
-            self._say(parts, self._held[:safe])
+            self._add_text(parts, self._held[:safe])
             self._held = self._held[safe:]
             return False
-        said, self.pending = self._held[:place].rstrip(), self._held[place + len(self._trigger) :]
+        before, self.pending = self._held[:place].rstrip(), self._held[place + len(self._trigger) :]
         if self._format.opening != HARMONY.opening:
-            self._say(parts, said)
+            self._add_text(parts, before)
         self._held, self.in_call, self._state = self.pending, True, self._opening_rest
         return bool(self._held)
 
     def _place(self) -> int | None:
-        """Find the trigger: at the start of a line if it is no token, at the start of the text if it is no tag."""
+        """Return the trigger's position; one that is no token must begin a line (a tag) or the whole text."""
         place = self._held.find(self._trigger)
         if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
             return place if place >= 0 else None
@@ -101,11 +102,11 @@ class ToolCallParser:
         return None
 
     def _prose_only(self, parts: list[TextPart]) -> bool:
-        self._say(parts, self._held)
+        self._add_text(parts, self._held)
         self._held = ""
         return False
 
-    def _say(self, parts: list[TextPart], text: str) -> None:
+    def _add_text(self, parts: list[TextPart], text: str) -> None:
         if text:
             self._before = (self._before + text)[-80:]
             parts.append(TextPart(ANSWER, text))
@@ -141,13 +142,13 @@ class ToolCallParser:
         return self._scan.ended
 
     def _behind(self, parts: list[TextPart]) -> bool:
-        """Parse what follows arguments: another call, or nothing."""
+        """Parse the separator after a call's arguments, if another call follows."""
         if self._format.separator is None:
             return False
         return self._passes(self._format.separator, self._naming)
 
     def _find_marks(self, parts: list[TextPart]) -> bool:
-        """Read a whole parameter with marks; or the end of them."""
+        """Parse a complete parameter between ParameterMarks, or the end of the call."""
         marks = self._format.marks
         assert marks
         schema = self._tools[self._name]
@@ -167,7 +168,7 @@ class ToolCallParser:
         return False
 
     def _take_value(self, parts: list[TextPart], key: str, value: tuple[str, int] | None) -> bool:
-        """Add a whole parameter, unless it was there before."""
+        """Add a complete parameter; a repeated one is dropped."""
         if value is None:
             return False
         written, end = value
@@ -178,20 +179,20 @@ class ToolCallParser:
         return True
 
     def _is_begun(self, place: int) -> bool:
-        """Return whether the text is inside a value at this position."""
+        """Return whether a parameter's value begins at this position."""
         marks = self._format.marks
         assert marks
         return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
 
     def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
-        """Return a name's value as JSON, and where its mark ends; None if it is incomplete or another name's."""
+        """Return a parameter's value as JSON and the end of its marks; None if it is incomplete."""
         marks = self._format.marks
         assert marks
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
         if form.texts and (head := mid.match(self._held, place)):
             end = close.search(self._held, head.end())
-            said = self._held[head.end() : end.start()].replace(ESCAPE, "") if end else ""
-            return (form.read(said) if marks.text == marks.json else quote_json(said), end.end()) if end else None
+            text = self._held[head.end() : end.start()].replace(ESCAPE, "") if end else ""
+            return (form.read(text) if marks.text == marks.json else quote_json(text), end.end()) if end else None
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
         if not (head := mid.match(self._held, place)):
             return None
@@ -201,11 +202,11 @@ class ToolCallParser:
         except ValueError:
             return None
         end = close.match(self._held, behind)
-        said = PYTHON[word[0]] if word else self._held[head.end() : behind]
-        return (said, end.end()) if end and behind < len(self._held) else None
+        value = PYTHON[word[0]] if word else self._held[head.end() : behind]
+        return (value, end.end()) if end and behind < len(self._held) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
-        """Consume a mark, if it is complete."""
+        """Consume a mark and go to the next state, if the mark is complete."""
         found = re.match(self._pattern(piece), self._held)
         if not found:
             return False
@@ -218,17 +219,13 @@ class ToolCallParser:
 
 
 class JsonScan:
-    """A search for the end of an object.
-
-    Attributes:
-        ended: whether its last bracket was there.
-    """
+    """A search for the end of a JSON value, given piece by piece; ended: whether its last bracket was found."""
 
     def __init__(self) -> None:
         self._depth, self._inside, self._skip, self.ended = 0, False, False, False
 
     def push(self, text: str) -> int:
-        """Return how many of these characters belong to it."""
+        """Return how many of these characters belong to the value."""
         for place, character in enumerate(text):
             if self._skip:
                 self._skip = False
@@ -250,7 +247,7 @@ def quote_json(text: str) -> str:
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
-    """Put an ESCAPE in front of special tokens."""
+    """Put an ESCAPE before the texts of special tokens."""
     if not marks:
         return piece
     return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{ESCAPE}\g<0>", piece)
@@ -263,6 +260,6 @@ def pattern(piece: str, marks: frozenset[str]) -> str:
 
 
 def harmony_between(marks: frozenset[str]) -> str:
-    """Behind a name the head may have its channel, unless that was in front, and says that JSON comes."""
+    """Return a regular expression for the rest of a header of gpt-oss after a tool's name: channel and JSON mark."""
     channel, constrain, message = (pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
     return rf"(?:{channel}commentary)?(?: ?{constrain}json| json)?{message}"

@@ -1,7 +1,7 @@
-"""The grammar of answers with tool calls, and the special tokens that its parser has to see.
+"""The grammar of tool calls, and the special tokens that the parser of calls needs.
 
-An answer is free until a call begins. After the format's trigger every token must follow a grammar: the names of the
-tools, each followed by arguments that match its schema. So a call cannot be malformed, only cut off.
+An answer is not constrained until a call begins. After the format's trigger, every token must follow a grammar: the
+name of a tool and arguments that match its schema. So a call cannot be malformed, only cut off.
 """
 
 import json
@@ -36,8 +36,8 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        parameters: a JSON schema of an object; of one without properties if it names none.
-        strict: refuse schemas that a grammar cannot hold to the letter.
+        parameters: a JSON schema of an object.
+        strict: raise UsageError for a schema that a grammar cannot enforce exactly.
     """
 
     name: str
@@ -59,15 +59,15 @@ class Tool:
 
 @frozen
 class ToolUse:
-    """Tools of an answer.
+    """The tools that an answer may call.
 
     Attributes:
-        choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call, once.
-        parallel: whether it may make several calls.
-        json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
-        json_whitespace: keep the white space between the parts of arguments.
-        additional_properties: let objects among them have others where a schema does not say.
-        allowed: names of those that may be called, None for all.
+        choice: "auto", "required" (at least one call), "none", or the name of the tool to call once.
+        parallel: whether several calls are allowed.
+        json_calls: whether {"name": ..., "arguments": ...} in plain text counts as a call.
+        json_whitespace: keep white space in arguments.
+        additional_properties: allow properties that a schema does not list, unless it forbids them.
+        allowed: names of tools that may be called, None for all.
     """
 
     tools: Sequence[Tool]
@@ -91,7 +91,7 @@ class ToolUse:
 
     @property
     def callable(self) -> list[Tool]:
-        """Return the tools that may be called."""
+        """The tools that may be called."""
         if self.choice in CHOICES:
             return [] if self.choice == "none" else [tool for tool in self.tools if self.allows(tool.name)]
         return [tool for tool in self.tools if tool.name == self.choice]
@@ -106,21 +106,22 @@ class ToolUse:
 
     @property
     def is_single(self) -> bool:
-        """Return whether there can be one call only."""
+        """Whether at most one call is allowed."""
         return not self.parallel or self.choice not in CHOICES
 
 
 class ToolGrammar:
-    """The calls of one answer: their format, and the grammars for it.
+    """The grammar and parsers of one answer's calls.
 
     Attributes:
-        use: the tools.  format: how calls are written.  shown: the texts of tokens that the format has, by id.
+        use: the tools.  format: of calls.
+        shown: texts of the format's special tokens, by id, with ESCAPE.  plain: their texts elsewhere, by these.
     """
 
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
         """Prepare the grammar. Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
-        self._distinct = dict[str, dict[str, object]]()  # schemas that say uniqueItems, by tool
+        self._distinct = dict[str, dict[str, object]]()  # schemas with uniqueItems, by tool
         self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
         marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
         marks |= self._tokens(format.separator or "")
@@ -135,12 +136,12 @@ class ToolGrammar:
 
     @property
     def must(self) -> bool:
-        """Return whether the answer has to call."""
+        """Whether the answer has to be a call."""
         return self.use.must
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Return whether a call is a message of its own, as in harmony, where reasoning may come before it."""
+        """Whether a call is a message of its own, after reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:
@@ -151,7 +152,7 @@ class ToolGrammar:
         return reader
 
     def json_reader(self) -> JsonToolCallParser | None:
-        """Return a parser, at the beginning of an answer, for calls written as JSON, independent of the template."""
+        """Return a parser of calls that are written as JSON, whatever the template; None if these do not count."""
         if self.must or not self.use.json_calls:
             return None
         return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
@@ -167,7 +168,10 @@ class ToolGrammar:
         return fits(arguments, self._schemas[name])
 
     def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
-        """Make a matcher from the trigger on, or with it if the answer has to call, or `whole`. Raises UsageError."""
+        """Make a matcher of the text after a call's trigger; with it if a call is required, or `whole`.
+
+        Raises UsageError.
+        """
         from localllm.generation.constraints.constraint import TOOLS, Constraint, matcher_of
 
         return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
@@ -177,7 +181,7 @@ class ToolGrammar:
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
     def _schema(self, tool: Tool) -> dict[str, object]:
-        """Return a tool's schema as the grammar takes it. Raises UsageError."""
+        """Return a tool's schema, prepared for the grammar. Raises UsageError."""
         try:
             schema, distinct = enforceable(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
         except UsageError as error:
@@ -215,15 +219,12 @@ class ToolGrammar:
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:
-        """Return the text that closes calls.
-
-        A model trained on another form may end after arguments, a bracket or a tag.
-        """
+        """Return the rule of the text after calls; each unit is optional, because models often stop early."""
         units = self._units(self.format.closing)
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
     def _units(self, piece: str) -> list[str]:
-        """Split a piece at the boundaries that all renderings share: the longest literal counts, as in lexers."""
+        """Split a text into literals at brackets, white space and tags, where tokenizations agree."""
         return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
     def _harmony(self) -> str:
@@ -231,16 +232,15 @@ class ToolGrammar:
         return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
 
     def _literal(self, piece: str) -> str:
-        """Convert a piece to GBNF: texts in quotes, control tokens by their ids."""
-        found = []
+        """Convert a text to the grammar's terms: strings in quotes, special tokens by id, ID as the rule `id`."""
+        terms = []
         for one in self._tokenizer.fragments(piece):
             if isinstance(one, int):
-                found.append(f"<[{one}]>")
+                terms.append(f"<[{one}]>")
                 continue
-            text = self._tokenizer.pieces[one] if isinstance(one, int) else one
-            for number, part in enumerate(text.split(ID)):
-                found += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
-        return " ".join(found)
+            for number, part in enumerate(one.split(ID)):
+                terms += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
+        return " ".join(terms)
 
 
 _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
@@ -261,7 +261,7 @@ def _of_object(parameters: Schema | None, name: str) -> Schema:
 
 
 def generic_tool_prompt(use: ToolUse) -> str:
-    """Describe the tools in a system message, for a template that cannot."""
+    """Return the text of a system message that describes the tools, for templates that do not."""
     tools = "\n".join(json.dumps(tool.to_json_schema()["function"], ensure_ascii=False) for tool in use.callable)
     return (
         f"You can call these functions:\n{tools}\n"

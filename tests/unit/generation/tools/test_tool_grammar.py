@@ -23,7 +23,7 @@ from localllm.generation.tools.tool_call_format import (
     HARMONY,
     ID,
     IDS,
-    TOLD,
+    NOT_RENDERED,
     ParameterMarks,
     ToolCallFormat,
     call_format,
@@ -152,7 +152,7 @@ def test_markers_in_prose_are_prose():
 
 @pytest.mark.parametrize("text", ["", " ", "x", "a < b", "<tool", "{", "Let me see.\n\n"])
 def test_prose_stays(text: str):
-    for format in (GENERIC, format_of(QWEN)[1], *TOLD.values()):
+    for format in (GENERIC, format_of(QWEN)[1], *NOT_RENDERED.values()):
         assert read(ToolCallParser(format, {WEATHER.name: {}}), text)[0] == text
 
 
@@ -168,7 +168,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory):
 
 
 FORMATS = {
-    "generic": GENERIC, "hermes": format_of(QWEN)[1], **TOLD,
+    "generic": GENERIC, "hermes": format_of(QWEN)[1], **NOT_RENDERED,
     "coder": None, "deepseek": None, "mistral": None, "glm": None, "gemma": None, "llama": None,
 }  # fmt: skip
 FILES = {
@@ -335,7 +335,7 @@ CODER = ToolCallFormat(
     "</function>\n</tool_call>",
     ParameterMarks("<parameter=", "<parameter=", (">\n", "\n</parameter>\n"), (">\n", "\n</parameter>\n")),
 )  # fmt: skip
-LFM2 = TOLD["<|tool_call_start|>"]
+LFM2 = NOT_RENDERED["<|tool_call_start|>"]
 TOOLS = {tool.name: tool.parameters for tool in (WEATHER, TIME)}
 
 
@@ -600,7 +600,7 @@ MARKED = ToolCallFormat(
     (writing(with_marks), MARKED), (writing(with_marks, most=1), replace(MARKED, separator=None)),
     (writing(lambda name, given, id: f"<|call|>[{name}({', '.join(f'{k}={json.dumps(given[k])}' for k in given)})]"),
      ToolCallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
-    (writing(lambda *_: ""), TOLD["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
+    (writing(lambda *_: ""), NOT_RENDERED["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
     (writing(lambda name, given, id: f"</s>{name}{json.dumps(given)}"), GENERIC),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}"), HARMONY),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}", knows=False),
