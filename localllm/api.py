@@ -20,8 +20,7 @@ from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.options import read_recommended
 from localllm.generation.session import Session
-from localllm.generation.speculation.draft_model import ModelDrafter
-from localllm.generation.speculation.eagle import attach_draft_head
+from localllm.generation.speculation.draft_model import ModelDrafter, attach_draft_head
 from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import is_whole
 from localllm.frozen import frozen
-from localllm.text.endings import MORE_ENDS, TEXTS
 from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
+from localllm.text.token_types import END_TEXTS_KEY, MORE_ENDS
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
@@ -207,7 +207,7 @@ def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str
 def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
     """Build localllm's own keys: end texts that are no tokens, and NFC where `pre` does not imply it."""
     texts = dropped_end_tokens(tokens, settings)
-    metadata: dict[str, object] = {TEXTS: texts} if texts else {}
+    metadata: dict[str, object] = {END_TEXTS_KEY: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
         tokens.pre, str(settings.model.get("model_type")).replace("_", "")
     ):

@@ -18,8 +18,15 @@ from localllm.server.anthropic_blocks import parse_messages
 from localllm.server.anthropic_tools import find_client_tool
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, anthropic_error, format_event, json_response, read_json, respond_when_done
-from localllm.server.ids import new_id
+from localllm.server.http import (
+    EventStream,
+    anthropic_error,
+    format_event,
+    json_response,
+    new_id,
+    read_json,
+    respond_when_done,
+)
 from localllm.server.messages import parse_text
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from localllm.errors import ContextError, UsageError
 from localllm.server.fields import Body
-from localllm.server.http import json_response, read_json, run_until_disconnect
-from localllm.server.ids import new_id
+from localllm.server.http import json_response, new_id, read_json, run_until_disconnect
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import IGNORED_FIELDS, parse_keep_alive
 from localllm.server.service import Service

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -314,3 +315,8 @@ async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def new_id(prefix: str) -> str:
+    """Return the prefix followed by 24 random hexadecimal digits."""
+    return f"{prefix}{secrets.token_hex(12)}"

@@ -16,8 +16,15 @@ from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call import ToolCall, append_part
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
-from localllm.server.ids import new_id
+from localllm.server.http import (
+    EventStream,
+    format_event,
+    json_response,
+    new_id,
+    openai_error,
+    read_json,
+    respond_when_done,
+)
 from localllm.server.messages import parse_messages
 from localllm.server.model_pool import ModelEntry
 from localllm.server.request_options import (

@@ -1,15 +1,20 @@
-"""OpenAI's legacy interface, /v1/completions: text completion without a chat template."""
+"""OpenAI's legacy interface, /v1/completions: text completion without a chat template.
 
+`echo` repeats the prompt before the completion, with its log probabilities. Programs that measure models
+(lm-evaluation-harness) score texts by it.
+"""
+
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
+from localllm.frozen import frozen
 from localllm.generation.infill import Infill
-from localllm.generation.logprobs import LikelyToken
-from localllm.server.echo import EchoedPrompt, echo_prompts
+from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs, token_logprobs
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
 from localllm.server.openai_chat import (
@@ -24,6 +29,10 @@ from localllm.server.openai_chat import (
 )
 from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
+
+if TYPE_CHECKING:
+    from localllm.server.service import ResponseStream
+
 
 TEXT = "cmpl", "text_completion"
 DEFAULT_MAX_TOKENS = 16  # of a completion, according to OpenAI's documentation
@@ -41,6 +50,44 @@ async def completions(service: Service, request: Request) -> Response:
     if is_streaming:
         return EventStream(stream_chunks(stream, query, wants_usage, has_echo), service.limits, headers, stream.close)
     return await respond_when_done(request, complete(stream, query, has_echo), headers, stream.close)
+
+
+@frozen
+class EchoedPrompt:
+    """A prompt that a response repeats.
+
+    Attributes:
+        text: the prompt; token ids are decoded, including control tokens.
+        tokens: its tokens with log probabilities, without a BOS token that was added to a text.
+        has_first: whether the first of them begins the sequence, so that it has no probability.
+        end: the likeliest end token after the prompt; None if no log probabilities are requested.
+    """
+
+    text: str = ""
+    tokens: tuple[LikelyToken, ...] = ()
+    has_first: bool = False
+    end: LikelyToken | None = None
+
+
+async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list[EchoedPrompt]:
+    """Return the prompts of a request; top_logprobs: alternatives for each token, None for no log probabilities.
+
+    Log probabilities need a second prefill of each prompt, in short runs with 16-bit activations. Raises as
+    Sequence.append.
+    """
+    tokenizer, prompts = stream.model.tokenizer, list[EchoedPrompt]()
+    for prompt, ids in stream.prompts():
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, special=True)
+        if top_logprobs is None:
+            prompts.append(EchoedPrompt(text))
+            continue
+        tokens, row = await asyncio.to_thread(prompt_logprobs, stream.model.sequence(), ids, top_logprobs)
+        has_bos = isinstance(prompt, str) and ids[:1] == [tokenizer.bos_id]
+        first = [] if has_bos or not ids else [LikelyToken(TokenLogprob(ids[0], 0.0), ())]
+        end = max(tokenizer.end_ids, key=row.__getitem__, default=None) if len(row) else None
+        likeliest_end = None if end is None else token_logprobs(row, end, top_logprobs)
+        prompts.append(EchoedPrompt(text, (*first, *tokens), bool(first), likeliest_end))
+    return prompts
 
 
 class Logprobs(TypedDict):

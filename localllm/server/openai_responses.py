@@ -14,8 +14,15 @@ from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, error_fields, format_event, json_response, read_json, respond_when_done
-from localllm.server.ids import new_id
+from localllm.server.http import (
+    EventStream,
+    error_fields,
+    format_event,
+    json_response,
+    new_id,
+    read_json,
+    respond_when_done,
+)
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.endings import FILL_END_TEXTS, FILL_TEXTS
-from localllm.text.token_types import PREFIX, special_id
+from localllm.text.token_types import FILL_END_TEXTS, FILL_TEXTS, PREFIX, special_id
 
 TEXTS = {**FILL_TEXTS, **FILL_END_TEXTS}
 OLDER_NAMES = {

@@ -1,7 +1,11 @@
-"""Check conversations from programs and files before a template renders them."""
+"""Check conversations from programs and files, and rearrange them for templates that allow less.
+
+Some templates allow only one system message, or only alternating roles. No text is duplicated or lost: system messages
+are merged into the leading one or into a user's message, and consecutive messages of one role into one message.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from localllm.errors import UsageError
 from localllm.text.marker_escaping import Message
@@ -80,3 +84,246 @@ def _text_of_part(part: object) -> str:
     if not isinstance(text, str):
         raise UsageError(f"a part of type {part['type']!r} should have a text, not {text!r}"[:100])
     return text
+
+
+BETWEEN, LAST = "between", "last"  # positions of a system message after the leading ones
+ALONE, ANSWERED = "alone", "answered"  # conversations of system messages only, and with an answer as the last message
+NO_ANSWER = " "  # content of an inserted answer: Ministral's template refuses an empty one
+
+KeepsSystem = Callable[[int, str], bool]
+
+
+def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
+    """Yield arrangements of a conversation, the closest to the original first.
+
+    keeps_system: see ChatTemplate.keeps_system.
+    """
+    if not messages:
+        return
+    latest = place_systems(messages, keeps_system)
+    yield latest
+    if (single := split_calls(latest)) != latest:
+        yield single
+    for change in (fill_contents, shorten_ids, merge_neighbours, take_turns, lead_systems, take_turns, ensure_user):
+        before, latest = latest, change(latest)
+        if latest != before:
+            yield latest
+    if (single := split_calls(latest)) != latest:
+        yield single
+
+
+def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
+    """Return a conversation with system messages at the given positions, and their contents, which are unique."""
+    texts_of_marks = {"user": "Hi", "assistant": "Hello"}
+    behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
+    roles = ["system"] * at_head + (["user", *behind[later]] if later != ALONE else [])
+    marks = [f"xyzzy{place}" for place in range(len(roles))]
+    probe = [{"role": role, "content": texts_of_marks.get(role, mark)} for role, mark in zip(roles, marks, strict=True)]
+    return probe, [message["content"] for message in probe if message["role"] == "system"]
+
+
+def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
+    """Return the conversation with system messages only where the template keeps them."""
+    count = count_head(messages)
+    head, rest = list(messages[:count]), list(messages[count:])
+    if not count and not any(is_system(message) for message in rest):
+        return messages
+    if not rest:
+        return messages if keeps_system(count, ALONE) else without_systems(messages)
+    if not keeps_system(1, ""):
+        return without_systems(messages)
+    if count and rest[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
+        head, rest = [], move_systems_to_latest(head, rest)
+    if len(head) > 1 and not keeps_system(count, ""):
+        head = [join_messages(head)]
+    places = {LAST if is_last(rest, place) else BETWEEN for place, message in enumerate(rest) if is_system(message)}
+    if all(keeps_system(min(len(head), 1), place) for place in places):
+        return [*head, *rest] if len(head) != count else messages
+    return lead_systems([*head, *rest])
+
+
+def lead_systems(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with all system messages at its beginning."""
+    count = count_head(messages)
+    leading, moved = move_to_users(messages[count:])
+    return [*([join_messages([*messages[:count], *leading])] if leading else messages[:count]), *moved]
+
+
+def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+    """Return a conversation with the system texts in its last user message, where Mistral's templates put them.
+
+    The templates themselves do so only if that is the last message of all; after an answer or a result they drop them.
+    """
+    place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
+    if place is None:
+        return [{**join_messages(head), "role": "user"}, *rest]
+    last_user = {**rest[place], "content": join_contents([*texts(head), rest[place]["content"]])}
+    return [*rest[:place], last_user, *rest[place + 1 :]]
+
+
+def without_systems(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with all system texts moved into user messages."""
+    leading, moved = move_to_users(messages)
+    for text in reversed(leading):
+        place = next((place for place, message in enumerate(moved) if message["role"] == "user"), None)
+        if place is None:
+            moved.insert(0, {**text, "role": "user"})
+        else:
+            moved[place] = {**moved[place], "content": join_contents([text["content"], moved[place]["content"]])}
+    return moved
+
+
+def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the conversation; one without user messages gets its system texts as a user message."""
+    return messages if any(message["role"] == "user" for message in messages) else without_systems(messages)
+
+
+def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """Move system texts into user messages; return the system messages left over, and all others.
+
+    A text goes into the user message that follows it directly; at the end of the conversation after an answer, it
+    becomes a user message; otherwise it goes into the latest user message before it. Without any it is left over.
+    """
+    leading, moved, waiting = list[Message](), list[Message](), list[Message]()
+    for place, message in enumerate(messages):
+        if not is_system(message):
+            if waiting and message["role"] == "user":
+                message = {**message, "content": join_contents([*texts(waiting), message["content"]])}
+                waiting = []
+            moved.append(message)
+            continue
+        following = next((each["role"] for each in messages[place:] if not is_system(each)), None)
+        earlier = next((back for back in reversed(range(len(moved))) if moved[back]["role"] == "user"), None)
+        if following == "user":
+            waiting.append(message)
+        elif following is None and (not moved or moved[-1]["role"] == "assistant"):
+            moved.append({**message, "role": "user"})
+        elif earlier is not None:
+            moved[earlier] = {
+                **moved[earlier],
+                "content": join_contents([moved[earlier]["content"], message["content"]]),
+            }
+        else:
+            leading.append(message)
+    return leading, moved
+
+
+def fill_contents(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with "" for every content that is None or missing."""
+    return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
+
+
+def split_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with one call per message, each in front of its result, as Llama 3 demands."""
+    split, place = list[Message](), 0
+    while place < len(messages):
+        message = messages[place]
+        calls = message.get("tool_calls") or ()
+        end = next((at for at in range(place + 1, len(messages)) if messages[at]["role"] != "tool"), len(messages))
+        results, place = list(messages[place + 1 : end]), place + 1
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        place = end
+        for number, call in enumerate(calls):
+            head = message if number == 0 else {"role": message["role"], "content": ""}
+            own = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            split += [{**head, "tool_calls": [call]}, *own]
+            results = [result for result in results if result not in own]
+        split += results
+    return split
+
+
+def shorten_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with call ids of nine letters and digits, as Mistral's templates demand."""
+
+    def short(id: object) -> object:
+        return short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
+
+    ids = list[Message]()
+    for message in messages:
+        if message.get("tool_calls"):
+            message = {
+                **message,
+                "tool_calls": [{**call, "id": short(call.get("id"))} for call in message["tool_calls"]],
+            }
+        if "tool_call_id" in message:
+            message = {**message, "tool_call_id": short(message["tool_call_id"])}
+        ids.append(message)
+    return ids
+
+
+def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with consecutive messages of one role, except tool results, merged into one."""
+    merged = list[Message]()
+    for message in messages:
+        if merged and message["role"] == merged[-1]["role"] and message["role"] != "tool":
+            merged[-1] = join_messages([merged[-1], message])
+        else:
+            merged.append(message)
+    return merged
+
+
+def take_turns(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with alternating roles, beginning with a user.
+
+    Empty answers are dropped. An empty user message is inserted before an answer at the beginning, and an empty answer
+    between the result of a call and a user message.
+    """
+    taken = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
+    turns = list[Message]()
+    for message in merge_neighbours(taken):
+        before = turns[-1]["role"] if turns else "system"
+        if message["role"] == "assistant" and before == "system":
+            turns.append({"role": "user", "content": ""})
+        if message["role"] == "user" and before == "tool":
+            turns.append({"role": "assistant", "content": NO_ANSWER})
+        turns.append(message)
+    return turns
+
+
+def join_messages(messages: Sequence[Message]) -> Message:
+    """Join messages of one role: their contents, reasoning and calls, in order."""
+    together: Message = {}
+    for message in messages:
+        together |= message
+    together["content"] = join_contents(texts(messages))
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        if any(message.get(name) for message in messages):
+            together[name] = join_contents([message.get(name) for message in messages])
+    if calls := [call for message in messages for call in message.get("tool_calls") or ()]:
+        together["tool_calls"] = calls
+    return together
+
+
+def join_contents(contents: Sequence[object]) -> str | list[object]:
+    """Join contents, strings or lists of parts: into a string if all are strings, otherwise into a list of parts."""
+    strings = [content for content in contents if isinstance(content, str) and content]
+    lists = [content for content in contents if isinstance(content, list) and content]
+    if not lists:
+        return "\n\n".join(strings)
+    as_lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents if each)
+    return [part for content in as_lists if isinstance(content, list) for part in content]
+
+
+def texts(messages: Sequence[Message]) -> list[object]:
+    return [message.get("content") for message in messages]
+
+
+def count_head(messages: Sequence[Message]) -> int:
+    """Count the system messages before all others."""
+    return next((place for place, message in enumerate(messages) if not is_system(message)), len(messages))
+
+
+def is_system(message: Message) -> bool:
+    result: bool = message["role"] == "system"
+    return result
+
+
+def is_last(messages: Sequence[Message], place: int) -> bool:
+    """Return whether only system messages follow."""
+    return all(is_system(message) for message in messages[place:])
+
+
+def is_empty_answer(message: Message) -> bool:
+    return message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls"))

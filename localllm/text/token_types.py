@@ -1,4 +1,4 @@
-"""Token types of GGUF files (tokenizer.ggml.token_type), the ids of named tokens, and tokens with the same text."""
+"""Token types of GGUF files (tokenizer.ggml.token_type), ids of special tokens, and tokens known by their texts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -56,3 +56,103 @@ def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities
 def all_tokens(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
     """List all tokens that have this text, usually one or none."""
     return twins.get(text) or ([ids[text]] if text in ids else [])
+
+
+# Texts that end an answer whatever the metadata says. </s> only as a special token: Qwen has it as HTML, in plain text.
+END_TEXTS = [
+    *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
+    *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
+    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
+]
+# Fill-in-the-middle markers that end an answer (used where the metadata has no ids), and those that do not.
+FILL_END_TEXTS = {
+    "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+    "fim_sep": ["<|file_sep|>"],
+}
+FILL_TEXTS = {
+    "fim_pre": ["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"],
+    "fim_suf": ["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"],
+    "fim_mid": ["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"],
+}  # fmt: skip
+# gpt-oss separates the parts of its answers with these tokens. They stay visible, or the parts would run together.
+SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # all markers of gpt-oss, shown or not
+# Pre-tokenizers and architectures whose <mask> token strips the white space before it.
+_STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
+
+END_TEXTS_KEY = "localllm.end_texts"  # a key that localllm writes: texts of end tokens without a row in the embedding
+MORE_ENDS = "eos_token_ids"  # a key of Ollama's: all tokens that end an answer
+
+
+def end_texts(metadata: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the texts that end an answer although no token has them."""
+    texts = metadata.get(END_TEXTS_KEY)
+    return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
+
+
+def read_more_ends(keys: Checked, count: int) -> set[int]:
+    """Read the additional end tokens; ids beyond the vocabulary are noted in `oddities`."""
+    if not keys.has(MORE_ENDS):
+        return set()
+    ids_found = keys.array(MORE_ENDS, "iu", "an array of whole numbers").tolist()
+    if beyond := [token for token in ids_found if not 0 <= token < count]:
+        keys.oddities.note(f"{keys.key(MORE_ENDS)} has {beyond[0]}, of {count} tokens: ignored")
+    return {token for token in ids_found if 0 <= token < count}
+
+
+def correct_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
+    """Correct the types of tokens with well-known texts, in place; return those that end an answer."""
+    end_ids = {token for text in END_TEXTS for token in all_tokens(text, ids, twins)}
+    ends = {token for token in end_ids if token not in all_tokens("</s>", ids, twins) or types[token] != NORMAL}
+    for name, texts in FILL_END_TEXTS.items():
+        named = special_id(keys, name, len(types))
+        by_text = {token for text in texts for token in all_tokens(text, ids, twins)}
+        ends |= by_text if named is None else {named}
+    fill_texts = [text for texts in FILL_TEXTS.values() for text in texts]
+    for token in ends | {token for text in fill_texts for token in all_tokens(text, ids, twins)}:
+        types[token] = CONTROL
+    for text in SHOWN_TEXTS:
+        for token in all_tokens(text, ids, twins):
+            types[token] = USER_DEFINED
+    return ends
+
+
+def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
+    """Remove two tokens that do not end an answer.
+
+    <|end|> of gpt-oss and Solar closes only a part of an answer, and Gemma 4's </s> is plain text.
+    """
+    ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
+    if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
+        types[ids["<|end|>"]] = USER_DEFINED
+        ends = ends - {ids["<|end|>"]}
+    if "<|tool_response>" in ending and ids.get("</s>") in ends:
+        types[ids["</s>"]] = NORMAL
+        ends = ends - {ids["</s>"]}
+    return ends
+
+
+def find_stripping(
+    metadata: Mapping[str, object], ids: Mapping[str, int], types: bytearray
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the special tokens that strip white space before them, and those that strip it after them.
+
+    GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
+    """
+    general = Checked(metadata, "general.")
+    name, architecture = str(general.raw("name", "")).lower(), general.text("architecture", "")
+    pre = Checked(metadata, PREFIX).text("pre", "")
+    none: frozenset[int] = frozenset()
+    special = UNKNOWN, CONTROL, USER_DEFINED
+    if any(names in pre for names in _STRIPPING_PRE) or any(names in architecture for names in _STRIPPING_ARCH):
+        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("<mask>")), none
+    if "phi-3" in name or "phi3" in name:
+        others = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        return none, frozenset(tokens_of_types(types, *special)) - others
+    if "modern-bert" in name:
+        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("[MASK]")), none
+    return none, none

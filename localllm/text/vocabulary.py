@@ -15,7 +15,6 @@ from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex
 from localllm.frozen import frozen
-from localllm.text.endings import correct_types, find_stripping, read_more_ends, remove_exceptions
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 from localllm.text.token_types import (
     BYTE,
@@ -27,8 +26,12 @@ from localllm.text.token_types import (
     UNKNOWN,
     UNUSED,
     Twins,
+    correct_types,
+    find_stripping,
     has_invalid_id,
     index_duplicates,
+    read_more_ends,
+    remove_exceptions,
     special_id,
     tokens_of_types,
 )

@@ -1,6 +1,7 @@
 """Texts to vectors, and pairs of a query and a text to scores: what embedding models and rerankers are for."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +13,12 @@ from localllm.arch.pooling import KINDS, NONE, read_pooling
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
-from localllm.generation.embedding.embedding_prompts import prompt_of
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
+
 
 POOLINGS = KINDS[1:4]
 OVERFLOWS = "refuse", "cut", "split"
@@ -193,3 +194,33 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Scale vectors to length 1; zeros stay zeros."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+PROMPT = "localllm.prompt."
+INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+# By what the name of a model has in it: in front of queries, and of documents.
+KNOWN = {
+    r"nomic": ("search_query: ", "search_document: "),
+    r"\be5\b": ("query: ", "passage: "),
+    r"bge.*(small|base|large).*en": ("Represent this sentence for searching relevant passages: ", ""),
+    r"arctic.*embed.*v2": ("query: ", ""),
+    r"arctic.*embed": ("Represent this sentence for searching relevant passages: ", ""),
+    r"embedding.?gemma": ("task: search result | query: ", "title: none | text: "),
+    r"qwen3.*embedding": (INSTRUCTION, ""),
+    r"(all.)?minilm|bge.*m3|gte|jina": ("", ""),
+}
+
+
+def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
+    """Return the model's prompt for a query or a document. Raises UsageError if the file has none."""
+    given = metadata.get(PROMPT + role)
+    if isinstance(given, str):
+        return given
+    if any(isinstance(metadata.get(PROMPT + other), str) for other in ("query", "document")):
+        return ""
+    names = [metadata.get(f"general.{key}") for key in ("name", "basename")]
+    name = " ".join(text for text in names if isinstance(text, str)).lower().replace("_", "-")
+    for pattern, prompts in KNOWN.items():
+        if re.search(pattern, name):
+            return prompts[role == "document"]
+    raise UsageError(f"{path}: the model has no prompt for a {role}; add one to the texts yourself")

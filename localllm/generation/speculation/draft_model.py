@@ -14,7 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from localllm.errors import ConstraintError, UsageError
+from localllm.engine.draft_head_source import is_head
+from localllm.errors import ConstraintError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.prefix_cache import PrefixCache, PrefixQuery
 from localllm.generation.sampling.sampler import Sampler
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.constraints.token_mask import AnswerState
     from localllm.generation.context_overflow import ShiftedSequence
+
 
 PADDING = 128  # most tokens by which the vocabularies may differ at the end, as in llama.cpp: some are padded
 
@@ -139,3 +142,27 @@ def trust(logits: np.ndarray, token: int) -> int:
     """Return the probability of a token times SURE, rounded; logits: float32 [vocab]."""
     weights = np.exp(logits - logits.max())
     return round(SURE * float(weights[token] / weights.sum()))
+
+
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
+    """Attach a file's draft head to the model; return whether it has one.
+
+    Raises as Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this tokenizer's.
+    """
+    engine = cache.engine
+    if path == engine.draft_head_path:
+        return True
+    file = GGUFFile.open(path)
+    if not is_head(file):
+        file.close()
+        return False
+    if file.metadata.get(TOKENS) is not None:
+        try:
+            ModelDrafter(cache, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
+        except ModelError as error:
+            raise type(error)(f"{path}: {error}") from None
+    engine.load_draft_head(file)
+    return True

@@ -1,13 +1,13 @@
-"""Schemas of tools' parameters as a grammar takes them."""
+"""Prepare the schemas of tools' parameters for the grammar; parts that it cannot enforce are loosened."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from localllm.errors import UsageError
 from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
-from localllm.generation.constraints.loosened_schemas import loosen
+from localllm.generation.constraints.json_pointers import Schema
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact
 from localllm.generation.constraints.written_schemas import rewrite_schema
 
@@ -42,3 +42,33 @@ def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str,
         return ready
 
     return loosen(schema, prepare), None
+
+
+SHARED = ("$defs", "definitions")
+PLAIN = ("type", "properties", "required", "additionalProperties", "description", *SHARED)
+
+
+def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> dict[str, object]:
+    """Prepare the schema of an object; parts that cannot be prepared are loosened.
+
+    prepare: converts a schema for the grammar; raises UsageError for one that cannot be used.
+    """
+    shared = {word: schema[word] for word in SHARED if word in schema}
+    properties = schema.get("properties")
+    named = properties if isinstance(properties, Mapping) else {}
+
+    def is_usable(name: str) -> bool:
+        try:
+            prepare({**shared, "type": "object", "properties": {name: named[name]}})
+        except UsageError:
+            return False
+        return True
+
+    changed = {**schema, "properties": {name: part if is_usable(name) else {} for name, part in named.items()}}
+    free = {"type": "object", "additionalProperties": True}
+    for attempt in (changed, {word: value for word, value in changed.items() if word in PLAIN}):
+        try:
+            return prepare(attempt)
+        except UsageError:
+            continue
+    return prepare(free)

@@ -13,7 +13,7 @@ from localllm.generation.chat_format import find_partial_answer
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import FORMATS, Tags
 from tests.unit.generation.tools.test_tool_grammar import QWEN
-from tests.unit.text.test_message_order import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
+from tests.unit.text.test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -12,7 +12,7 @@ from localllm import api
 from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_grammar import ToolUse
-from tests.unit.text.test_message_order import OPENAI_TOOLS, TOOL, answer, user
+from tests.unit.text.test_messages import OPENAI_TOOLS, TOOL, answer, user
 
 PLAIN = "PLAIN{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TOOLS = (

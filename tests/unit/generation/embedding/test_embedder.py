@@ -23,8 +23,7 @@ from localllm.errors import ContextError, ModelError, UnsupportedError, UsageErr
 from localllm.generation.embedding import embedder as embedding
 from localllm.generation.embedding import reranker as reranking
 from localllm.generation.embedding.clip_embedder import PairEmbedder
-from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, unit_vectors
-from localllm.generation.embedding.embedding_prompts import prompt_of
+from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, prompt_of, unit_vectors
 from localllm.generation.embedding.reranker import Reranker
 from localllm.quant.cache import cache_folder
 from localllm.services import embed as embed_service

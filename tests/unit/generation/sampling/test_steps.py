@@ -17,7 +17,6 @@ import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
 from localllm.generation.sampling.candidates import Breakers, Candidates, History
-from localllm.generation.sampling.chain import STEPS, State, chain
 from localllm.generation.sampling.options import (
     DEFAULTS,
     LETTERS,
@@ -26,7 +25,7 @@ from localllm.generation.sampling.options import (
     read_recommended,
     steps_lettered,
 )
-from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sampling.sampler import STEPS, Sampler, State, chain
 from localllm.generation.speculation.acceptance import StepCostModel
 
 PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,15 @@ from localllm import api
 from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, split_calls, take_turns
-from localllm.text.messages import short_id, validate_messages
+from localllm.text.messages import (
+    arrangements,
+    merge_neighbours,
+    short_id,
+    shorten_ids,
+    split_calls,
+    take_turns,
+    validate_messages,
+)
 from localllm.text.templates import ChatTemplate
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
