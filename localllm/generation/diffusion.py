@@ -1,7 +1,7 @@
 """Answers of masked diffusion models: all positions are denoised together, the most certain ones first.
 
-It works as llama.cpp's diffusion example. A step reads the whole text; how many places it fills follows from the
-schedule: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv
+It works like llama.cpp's diffusion example. Each step reads the whole text; the schedule determines how many positions
+it fills: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv
 2502.09992).
 """
 
@@ -16,9 +16,9 @@ from localllm.frozen import frozen
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
 
-ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE = range(5)  # which places are filled first, as llama.cpp numbers them
+ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE = range(5)  # order of filling, by llama.cpp's numbers
 MOST_STEPS = 10_000
-Read = Callable[[Sequence[int]], np.ndarray]  # logits for the place of each token, float32 [tokens, vocab]
+Read = Callable[[Sequence[int]], np.ndarray]  # returns the logits at each position, float32 [tokens, vocab]
 
 
 @frozen
@@ -26,13 +26,13 @@ class DiffusionOptions:
     """Options of denoising.
 
     Attributes:
-        length: masked positions after the prompt.  steps: in which they are filled.
-        epsilon: the remaining time at the end of a schedule by time; 0 for blocks.
-        block_length: places of a block, 0 for a schedule by time.
-        algorithm: ORIGIN to CONFIDENCE.  algorithm_temperature: of the choice of places, 0: the surest ones.
-        guidance: how far to go away from what the model would say without the prompt, 0 for not at all.
-        temperature, top_k, top_p: of the tokens; 0, 0 and 1 for the likeliest, and for no limits.  seed: None for any.
-        has_noise: whether logits get Gumbel noise before.
+        length: number of masked positions after the prompt.  steps: number of denoising steps.
+        epsilon: remaining time at the end of a schedule by time; 0 for blocks.
+        block_length: positions of a block; 0 for a schedule by time.
+        algorithm: ORIGIN to CONFIDENCE.  algorithm_temperature: of the choice of positions; 0: the most confident.
+        guidance: classifier-free guidance scale, 0 for none.
+        temperature, top_k, top_p: sampling of tokens; 0 is greedy, top_k 0 and top_p 1 are off.  seed: None: random.
+        has_noise: whether Gumbel noise is added to the logits before sampling.
     """
 
     length: int = 128
@@ -65,7 +65,7 @@ class DiffusionOptions:
 
 
 class DiffusionModel(NamedTuple):
-    """A diffusion model's logits and mask token. is_shifted: whether its logits are for the next position."""
+    """A diffusion model; mask: id of the mask token; is_shifted: whether logits are for the next position."""
 
     read: Read
     mask: int
@@ -73,7 +73,7 @@ class DiffusionModel(NamedTuple):
 
 
 def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
-    """Yield the tokens after the prompt after each step; masked ones are the mask token.
+    """Yield the tokens after the prompt, after each step; unfilled positions have the mask token.
 
     Raises UsageError, ContextError.
     """
@@ -101,7 +101,7 @@ def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
 
 
 def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
-    """Places that a step fills."""
+    """Return the number of positions that a step fills."""
     if options.block_length:
         return length // steps + (step < length % steps)
     now, then = (1 - at / steps * (1 - options.epsilon) for at in (step, step + 1))
@@ -127,7 +127,10 @@ def fill(
     options: DiffusionOptions,
     random: np.random.Generator,
 ) -> None:
-    """Draw tokens for some of the masked positions, in `tokens`."""
+    """Sample tokens for `count` of the masked positions `places`, and write them to `tokens`.
+
+    rows: logits at these positions, float64 [places, vocab].
+    """
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
         rows = rows - options.temperature * np.log(-np.log(noise))
@@ -136,7 +139,7 @@ def fill(
         kept = random.random(len(places)) < count / len(places)
         tokens[places[kept]] = chosen[kept]
         return
-    if options.algorithm_temperature > 0:  # the largest of scores with Gumbel noise: drawn without putting back
+    if options.algorithm_temperature > 0:  # Gumbel noise samples positions without replacement
         sure = sure / options.algorithm_temperature - np.log(-np.log(np.maximum(random.random(len(sure)), 1e-20)))
     best = np.argsort(-sure, kind="stable")[:count]
     tokens[places[best]] = chosen[best]
@@ -193,6 +196,6 @@ def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> Diffusi
 
 
 def require_room(tokens: int, most: int) -> None:
-    """Raise ContextError for a text that one run does not hold."""
+    """Raise ContextError for a text of more tokens than one run can have."""
     if tokens > most:
         raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {most}")

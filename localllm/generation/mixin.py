@@ -1,4 +1,4 @@
-"""Methods of a model that take prompts or conversations, with options as keyword arguments."""
+"""Methods of a model that generate, choose or score texts, with options as keyword arguments."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -27,16 +27,12 @@ Prompt = str | list[int] | list[Message]  # a text, its token ids, or messages
 
 
 class GenerationMixin:
-    """The methods of a Model that generate.
-
-    Attributes:
-        session: its conversation.
-    """
+    """The methods of a Model that generate; session: its conversation."""
 
     session: Session
 
     def drafter(self, speculate: Any) -> "str | Drafter":
-        """Return the proposer of drafts."""
+        """Return the value of GenerationOptions.speculate for an argument."""
         raise NotImplementedError
 
     def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
@@ -51,13 +47,13 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[AnswerArguments],
     ) -> Generation:
-        """Continue a text as it is: an iterator of pieces of text, with attributes about the answer (see Generation).
+        """Continue a text without a chat template: an iterator of pieces of text (see Generation for its attributes).
 
-        stop: strings that end the text.  speculate: where drafts come from: "auto", "mtp", "ngram", "off",
-        "draft:PATH" or an open Model.  options: how tokens are chosen, as temperature=0 or seed=1; on_overflow and
-        keep, what is done when the context is full; what the answer must look like: schema, a JSON schema (a dict, its
-        text or a type as a pydantic class, a dataclass, list[int]; see Generation.parsed), grammar in GBNF, or regex:
-        it is of that form whenever its finish_reason is "stop". Raises ContextError, UsageError.
+        stop: strings that end the text.  speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or an
+        open Model.  options: sampling, such as temperature=0 or seed=1; on_overflow and keep, the policy for a full
+        context; one constraint, which the answer matches if its finish_reason is "stop": schema, a JSON schema (a dict,
+        its text, or a type such as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF,
+        or regex. Raises ContextError, UsageError.
         """
         return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.drafter(speculate)))
 
@@ -71,10 +67,10 @@ class GenerationMixin:
         files: Sequence[tuple[str, str]] = (),
         **options: Unpack[AnswerArguments],
     ) -> Generation:
-        """Generate the text between two parts, with a code model trained for it (fill in the middle).
+        """Generate the text between two parts, with a model that is trained for it (fill in the middle).
 
-        files: (name, text) of others of the repository, the most important last.  Others and errors as of `generate`;
-        UsageError, too, if the model was not trained for it.
+        files: (name, text) of other files of the repository, the most important last. Other arguments and errors as in
+        `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
         """
         from localllm.generation.infill import Infill
 
@@ -91,11 +87,11 @@ class GenerationMixin:
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` continues a text.
 
-        options: besides, think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most
-        tokens of reasoning, which is no part of the text (see Generation.parts and .thinking); template_variables, a
-        dict for the chat template; continue_final: whether to continue the last message, None for an assistant's
-        without calls; tools: functions that the model may call, whose schemas are made of signatures and docstrings
-        (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
+        options: as in `generate`, and: think, "on", "off", "auto", or an effort, "low", "medium" or "high";
+        think_budget, the most tokens of reasoning, which is not part of the text (see Generation.parts and .thinking);
+        template_variables, a dict for the chat template; continue_final, whether to continue the last message (None: if
+        it is an assistant's without tool calls); tools, functions that the model may call, described by signatures and
+        docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
         """
         return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
 
@@ -107,7 +103,7 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[ChatArguments],
     ) -> "AsyncGeneration[Generation]":
-        """Answer a conversation as `chat`, for `async for`; leaving the loop or cancelling the task ends the answer."""
+        """Answer a conversation like `chat`, for `async for`; leaving the loop or cancelling the task ends it."""
         from localllm.generation.async_generation import AsyncGeneration
 
         return AsyncGeneration(lambda: self.chat(messages, max_tokens, stop, speculate, **options))
@@ -120,7 +116,7 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[ChatArguments],
     ) -> Generation:
-        """Return the whole answer to messages, or the continuation of a text or token ids, as `chat` and `generate`."""
+        """Return the complete answer to messages, as `chat`, or continuation of a text or ids, as `generate`."""
         from localllm.generation.async_generation import AsyncGeneration
 
         def begin() -> Generation:
@@ -140,11 +136,11 @@ class GenerationMixin:
         max_tokens: int | None = None,
         **options: Unpack[CallArguments],
     ) -> "ToolRun":
-        """Answer a conversation, and call the functions that the model calls, until it answers without a call.
+        """Answer a conversation with tools: call functions and return their results until the model makes no call.
 
-        permission: asked before each call. The model is told about exceptions of functions; asynchronous ones run in an
-        event loop of their own. A tool that tool_choice demands is demanded once. Iterating raises LocalllmError after
-        max_turns turns with calls.
+        permission: returns whether a call may be performed. Exceptions of functions are reported to the model;
+        asynchronous functions run in a new event loop. A tool_choice that requires a call holds for the first answer.
+        Iterating raises LocalllmError after max_turns answers with calls.
         """
         from localllm.generation.tools.tool_run import ToolRun
 
@@ -159,9 +155,10 @@ class GenerationMixin:
         max_tokens: int | None = None,
         **options: Unpack[CallArguments],
     ) -> "AsyncGeneration[ToolRun]":
-        """Do as `run_tools`, for `async for`: asynchronous functions run in the caller's event loop, others in threads.
+        """Run tools like `run_tools`, for `async for`.
 
-        Leaving the loop or cancelling the task ends the answer, and cancels a function that runs.
+        Asynchronous functions run in the caller's event loop, others in threads. Leaving the loop or cancelling the
+        task ends the answer, and cancels a running asynchronous function.
         """
         import asyncio  # 17 ms
 
@@ -178,7 +175,7 @@ class GenerationMixin:
         max_tokens: int | None,
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":
-        """Return a function that answers the conversation after tool calls, given the messages since."""
+        """Return a function that starts the next answer, given the messages after the conversation."""
         given: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**given, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
@@ -193,7 +190,7 @@ class GenerationMixin:
         stop: Sequence[str] = (),
         **options: Unpack[ChatArguments],
     ) -> "list[Answer]":
-        """Return the n best of several answers, best first: n sampled ones, or the likeliest that `beams` beams find.
+        """Return n answers, best first: sampled ones, or, with `beams`, the likeliest of a beam search.
 
         prompt: a text to continue, its token ids, or messages to answer. Raises as `generate`.
         """
@@ -234,11 +231,11 @@ class GenerationMixin:
         errors: str = "raise",
         **options: Unpack[ChatArguments],
     ) -> Iterator[Completion | LocalllmError]:
-        """Answer many prompts at once, each as `generate` or `chat` would, in the order of the prompts.
+        """Answer many prompts in a batch, each as `generate` or `chat` would, in the order of the prompts.
 
-        An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
-        activations in 16 bits; without it is faster, and a token that is as likely as another may be another; errors:
-        "raise" the first, as `generate`, or "return" each in the place of its answer, so that the others continue.
+        Answers have a text, tokens and a finish_reason. parallel: most at once (None: 16).  precise: compute each
+        answer as if it were alone; False is faster, but tokens of almost equal probability may differ.  errors: "raise"
+        the first one, or "return" each in place of its answer.
         """
         chosen = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
@@ -249,7 +246,7 @@ class GenerationMixin:
     def _map(
         self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
     ) -> Iterator[Completion | LocalllmError]:
-        """Answer prompts in their order."""
+        """Yield the answers in the order of the prompts."""
         made = dict[int, Completion | LocalllmError]()
         wanted = 0
         with closing(self.batch(self._requests(prompts, options, made, returns), parallel, precise)) as batch:
@@ -269,7 +266,7 @@ class GenerationMixin:
         failed: dict[int, Completion | LocalllmError],
         returns: bool,
     ) -> Iterator[Request]:
-        """Make requests; failed: gets the errors of those that cannot be, if they are to be returned."""
+        """Yield a request for each prompt; failed: receives the errors of invalid prompts if `returns`."""
         for number, prompt in enumerate(prompts):
             try:
                 yield self.session.request(prompt, options, key=number)
@@ -279,11 +276,11 @@ class GenerationMixin:
                 failed[number] = error
 
     def choose(self, prompt: Prompt, choices: Sequence[str], **options: Unpack[AnswerArguments]) -> "list[Choice]":
-        """Return which of some texts answers a prompt best: exact probabilities, the likeliest first.
+        """Return texts with their exact probabilities as answers to a prompt, the likeliest first.
 
-        Messages are answered without reasoning; a text (or token ids) is continued by each. A text's probability is the
-        product of its tokens'; that the answer ends after it counts where messages are answered and one of the texts
-        begins another. Raises ContextError, UsageError.
+        Messages are answered without reasoning; a text, or token ids, are continued. A text's probability is the
+        product of its tokens' probabilities. After messages, if one of the texts is a prefix of another, the end of the
+        answer counts, too. Raises ContextError, UsageError.
         """
         from localllm.generation.choices import choices_of, require_texts, text_logprobs
 
@@ -297,11 +294,9 @@ class GenerationMixin:
         precise: bool = True,
         **options: Unpack[AnswerArguments],
     ) -> "Iterator[list[Choice] | LocalllmError]":
-        """Choose as `choose` for many prompts, read together, in their order.
+        """Choose like `choose` for many prompts in a batch; yield the choices, or an error, of each, in order.
 
-        An error takes the place of its prompt's choices.
-
-        precise: as of `map`.
+        precise: see `map`.
         """
         from localllm.generation.choices import PARALLEL, ManyScores, choices_of, require_texts
 
@@ -338,5 +333,5 @@ class GenerationMixin:
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
-        """Count the tokens that a text or a conversation is read as, with what the chat template adds."""
+        """Count the tokens of a text, or of a conversation including those that the chat template adds."""
         return len(self.session.request(prompt, gather_options(None, (), options)).prompt)

@@ -1,4 +1,4 @@
-"""A conversation with a model: its history, and what to do when it gets too long."""
+"""A conversation with a local model: tasks of its answers, and the policy for a history that is too long."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
     from localllm.text.templates import ChatTemplate
 
 
-TOOL_USE = "tool_use"  # the name of the template that a file may have for conversations with tools
+TOOL_USE = "tool_use"  # name of a file's chat template for conversations with tools
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the embeddings of the images among them, which are kept alive by this object.
-
-    Attributes:
-        begun: the partial answer that the ids end with, if any.
-    """
+    """Token ids, the embeddings of their images (referenced to stay alive), and the partial answer at the end."""
 
     ids: list[int]
     seen: "Sequence[ImageEmbedding]" = ()
@@ -49,7 +45,7 @@ class Prompt(NamedTuple):
 
 
 class Session(Conversation[Generation]):
-    """One conversation with a model. Not for several threads at once."""
+    """One conversation with a model. Not thread-safe."""
 
     def __init__(
         self,
@@ -60,8 +56,8 @@ class Session(Conversation[Generation]):
     ):
         """Set up a session.
 
-        chat_template: replaces the file's; see ChatTemplate.of. recommended: sampling options that apply where the
-        request has none.  `look`, which can be set: the image encoder.
+        chat_template: choice of the template, see ChatTemplate.of.  recommended: sampling options that apply where a
+        request has none. `encode_image` can be set to an image encoder.
         """
         super().__init__()
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
@@ -71,7 +67,8 @@ class Session(Conversation[Generation]):
     def resume(self, options: GenerationOptions | None = None) -> Generation:
         """Continue the latest answer.
 
-        Raises UsageError if there is none, or if it must look like something, and ContextError if there is no room.
+        Raises UsageError if there is none, or it has a constraint or tool calls, and ContextError if the context is
+        full.
         """
         options, latest, history = options or GenerationOptions(), self._answer, self._stop()
         if not history or history[-1]["role"] != "assistant":
@@ -127,21 +124,20 @@ class Session(Conversation[Generation]):
         max_turns: int = 8,
         permission: "Permission | None" = None,
     ) -> "ToolRun":
-        """Ask in this conversation, and call the functions that the model calls: see GenerationMixin.run_tools."""
+        """Ask a question in this conversation with tools, see GenerationMixin.run_tools."""
         from localllm.generation.tools.python_tools import tool_use
         from localllm.generation.tools.tool_run import ToolRun
 
         chosen = replace(options or GenerationOptions(), tools=tool_use(tools))
 
-        def reply(said: Sequence[Message]) -> Generation:
-            latest = next((place for place in reversed(range(len(said))) if said[place]["role"] != "tool"), -1)
-            answer: Generation = self.go_on(said[latest + 1 :], chosen) if said else self.ask(text, chosen)
-            return answer
+        def reply(messages: Sequence[Message]) -> Generation:
+            latest = next((place for place in reversed(range(len(messages))) if messages[place]["role"] != "tool"), -1)
+            return self.go_on(messages[latest + 1 :], chosen) if messages else self.ask(text, chosen)
 
         return ToolRun(reply, tools, max_turns, permission)
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
-        """Go on with the text (or the token ids) as it is, without a chat template."""
+        """Continue a text, or token ids, without a chat template."""
         task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
         return Generation(self.cache, self.tokenizer, task)
 
@@ -164,20 +160,20 @@ class Session(Conversation[Generation]):
         n: int = 1,
         key: object = None,
     ) -> "Request":
-        """Make a request for a Batch, which answers many."""
+        """Make a request for a Scheduler; key: the caller's name for it."""
         from localllm.generation.request import Request
 
         return Request(self._prepare_task(asked, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
-        """Return texts to score after a prompt; with_end: whether they are whole answers to a conversation."""
+        """Return the trie of texts to score after a prompt; with_end: whether an end token must follow each."""
         from localllm.generation.choices import TextTree
 
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
         return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def validate_combination(self, options: GenerationOptions) -> None:
-        """Raise UsageError for options that are invalid with this model, whatever the prompt."""
+        """Raise UsageError for sampling options that are invalid with this model, whatever the prompt."""
         Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
@@ -191,7 +187,7 @@ class Session(Conversation[Generation]):
             raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
     def _prepare_task(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
-        """Prepare the task of several answers."""
+        """Make the task of a prompt or conversation that is not part of this session's history."""
         is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
@@ -202,7 +198,7 @@ class Session(Conversation[Generation]):
         return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
 
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
-        """Encode a conversation: with images, calls and their results, and the tools that are offered."""
+        """Encode a conversation with images, tool calls and results, and the tools of the options."""
         use = options.tools
         messages, images = extract_images(messages)
         messages = validate_messages(messages)
@@ -211,16 +207,17 @@ class Session(Conversation[Generation]):
         from localllm.generation.tools.tool_messages import as_data, in_format
 
         format = self._format(options)
-        told = in_format(as_data(messages, format.result_marks), format.calls, use)
-        if find_partial_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
+        converted = in_format(as_data(messages, format.result_marks), format.calls, use)
+        # In_format may have turned calls into text.
+        if find_partial_answer(messages, options.continue_final, None) is None:
             options = replace(options, continue_final=False)
         if format.calls.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.to_json_schema() for tool in use.callable]}
             options = replace(options, template_variables=variables)
-        return self._encode(told, images, options)
+        return self._encode(converted, images, options)
 
     def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
-        """Make the task of answering a conversation, with tool calls if there are tools."""
+        """Make the task of answering an encoded conversation."""
         (ids, thinking), begun = self._thinking(prompt.ids, options), ""
         if prompt.begun:
             ids, begun, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
@@ -245,9 +242,8 @@ class Session(Conversation[Generation]):
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins or continues.
 
-        Raises UsageError if it is not one.
-
-        options: have the template's variables. What messages say is text: only the template writes control tokens.
+        options: include the template's variables. Texts of control tokens in messages are plain text: only the template
+        writes control tokens. Raises UsageError.
         """
         return self._encode(*extract_images(messages), options).ids
 
@@ -271,9 +267,9 @@ class Session(Conversation[Generation]):
         text, rest = (
             (render(messages), ()) if begun is None else self._render_partial(render, messages, begun, format.thoughts)
         )
-        looks = [self.encode_image(image) for image in images]
-        ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
-        seen = [seen for look in looks for seen in look.seen]
+        encoded = [self.encode_image(image) for image in images]
+        ids = self.tokenizer.encode_rendered(text, [image.ids for image in encoded])
+        seen = [seen for image in encoded for seen in image.seen]
         return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
 
     def _render_partial(
@@ -283,19 +279,19 @@ class Session(Conversation[Generation]):
         begun: PartialAnswer,
         format: "ThinkingFormat | None",
     ) -> tuple[str, Sequence[int]]:
-        """Return the text of a conversation up to where its last answer continues, and tokens after that.
+        """Return the text of a conversation up to where its last answer continues, and tokens to append.
 
-        A template that drops thoughts opens one where an answer begins: there it is written down again.
+        The tokens repeat reasoning that the template drops from answers: they follow the generation prompt.
         """
         encode = self.tokenizer.encode
-        found = render_up_to(partial(render, add_generation_prompt=False), messages, begun) if begun.text else None
-        if found and found[1]:
-            return found[0], ()
+        rendered = render_up_to(partial(render, add_generation_prompt=False), messages, begun) if begun.text else None
+        if rendered and rendered[1]:
+            return rendered[0], ()
         text = render(messages[:-1])
         is_open = format is not None and text.rstrip().endswith(format.opens)
         if begun.text:
-            if found and not is_open:
-                return found[0], ()
+            if rendered and not is_open:
+                return rendered[0], ()
             closed = [*encode(begun.thinking), *encode(format.closing, special=True)] if format and is_open else []
             return text, [*closed, *encode(begun.text)]
         if format is None or not begun.thinking:
@@ -304,7 +300,7 @@ class Session(Conversation[Generation]):
         return text, [*encode(opening, special=True), *encode(begun.thinking)]
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
-        """Return a conversation's tokens and the marks of thoughts; "off" closes one that the template opens."""
+        """Return a conversation's tokens and how reasoning is marked; think "off" closes reasoning that is open."""
         budget = 0 if options.think == "off" else options.think_budget
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
@@ -320,10 +316,9 @@ class Session(Conversation[Generation]):
 
     @cached_property
     def _formats(self) -> tuple[ChatFormat, ChatFormat]:
-        """Return the chat templates without and with tools.
+        """The chat formats without and with tools.
 
-        Files may have a template of their own for tools, as in transformers and llama.cpp, which is not used if another
-        one was chosen.
+        Like transformers and llama.cpp, this uses a file's separate template for tools, unless one was chosen.
         """
         plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
         if self._choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
@@ -337,7 +332,7 @@ class Session(Conversation[Generation]):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
-        """Start an answer; return the part of the conversation that is kept, and the answer; is_own: this session's."""
+        """Start an answer; return the kept part of the history and the answer: see Conversation."""
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
@@ -351,31 +346,32 @@ class Session(Conversation[Generation]):
         return kept, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """Return how many tokens all conversations with the same system message begin with, SINK_TOKENS at least."""
+        """Return how many tokens all conversations with a system message begin with, at least SINK_TOKENS."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINK_TOKENS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
-        """Make the decoder of an answer; with a constraint, it keeps every space."""
+        """Make the decoder of an answer; with a constraint, it keeps a leading space."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
     def with_defaults(self, options: GenerationOptions | None) -> GenerationOptions:
-        """Complete the options with the model's recommendations."""
+        """Return the options, completed by the model's recommended sampling options."""
         options = options or GenerationOptions()
         return replace(options, sampling=options.sampling.over(self._recommended))
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
+        """Return the options with the template's stop strings, unless there is a constraint."""
         stops = self._format(options).template.stops
         return options if options.constraint or not stops else replace(options, stop=(*options.stop, *stops))
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions
     ) -> tuple[list[Message], Prompt]:
-        """Return the part of the history that fits together with an answer, and its tokens.
+        """Return the part of the history that fits with an answer, and its tokens.
 
-        A history is too long if it leaves less than an eighth of the context for the answer (or less than the answer's
-        limit). Then the oldest turns are dropped until the rest fits into half of the context: the rest must be read
-        again, which should not happen at every turn.
+        A history is too long if it leaves less than an eighth of the context, or the answer's limit if that is less,
+        for the answer. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to
+        be read again, which should not happen at every turn.
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)

@@ -1,4 +1,4 @@
-"""An id for every request, and one line about it if that is wanted."""
+"""Request ids, and an optional line of log for each request."""
 
 import re
 import secrets
@@ -14,14 +14,13 @@ MAX_PATH = 200  # characters of an address in a line
 
 
 class AccessLog:
-    """ASGI middleware that adds X-Request-Id, the client's own if it sends one, and reports each response.
+    """ASGI middleware that adds X-Request-Id (the client's own if it sends one) and logs each response.
 
-    A line has time, client, method, address without its query, status, bytes, seconds and id: no prompts and no
-    answers.
+    A line has time, client, method, path without query, status, bytes, seconds and id, but no prompts or answers.
     """
 
     def __init__(self, app: ASGIApp, write: Callable[[str], None] | None = None):
-        """Wrap an app; write: gets the lines, None for no log."""
+        """Wrap an app; write: called with each line, None for no log."""
         self._app, self._write = app, write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +29,8 @@ class AccessLog:
             return
         given = dict(scope["headers"]).get(REQUEST_ID.lower().encode(), b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
-        begin, status, size = perf_counter(), 499, 0  # nginx' status for a client that left before its response
+        # 499: nginx' status for a client that disconnects before the response.
+        begin, status, size = perf_counter(), 499, 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, size

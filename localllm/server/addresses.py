@@ -1,4 +1,4 @@
-"""Normalize addresses: extra slashes, missing or doubled /v1, and other servers' names."""
+"""Normalize paths of requests: extra slashes, a missing or doubled /v1, and other servers' names."""
 
 import re
 from collections.abc import Collection
@@ -6,13 +6,13 @@ from difflib import get_close_matches
 
 ALIASES = {"/reranking": "/rerank", "/v1/reranking": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
 PREFIX = "/v1"
-OUTER = ("/api", "/openai")  # in front of /v1 at other providers
+OUTER = ("/api", "/openai")  # prefixes of /v1 at other providers
 
 
 def normalize_path(path: str, routes: Collection[str]) -> str:
-    """Return the known address that a path means, or the path without extra slashes.
+    """Return the known route for a path, or the path without extra slashes.
 
-    routes: as the app has them; {name} or {name:path} is a parameter.
+    routes: of the app; {name} or {name:path} is a parameter.
     """
     path = re.sub("/{2,}", "/", path)
     path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)

@@ -1,4 +1,4 @@
-"""Tools that Anthropic's clients run and do not describe, as the models of Anthropic know them: shell, editor, memory.
+"""Tools that Anthropic's clients run without describing them, because Anthropic's models know them.
 
 Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use
 """
@@ -13,7 +13,7 @@ RANGE = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems
 EDITING = {"path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": LINE, "insert_text": TEXT,
            "view_range": RANGE}  # fmt: skip
 EDITS = ("view", "create", "str_replace", "insert")
-# By how the types begin, behind which is a date.
+# By the prefix of the type, which a date follows.
 DESCRIPTIONS = {
     "bash_": "Run a command in a shell that keeps its state; restart begins a new one.",
     "text_editor_": "View and edit files: view (view_range), create (file_text), str_replace (old_str, new_str), "
@@ -34,7 +34,7 @@ SCHEMAS: dict[str, dict[str, object]] = {
 
 
 def find_client_tool(kind: str, name: str) -> "Tool | None":
-    """Return a tool of a type such as bash_20250124; None for tools that Anthropic's servers run, and others."""
+    """Return the tool of a type such as bash_20250124; None for other types, such as tools of Anthropic's servers."""
     from localllm.generation.tools.tool_grammar import Tool
 
     begin = next((begin for begin in SCHEMAS if kind.startswith(begin)), None)

@@ -55,9 +55,9 @@ async def health(service: Service, request: Request) -> Response:
 async def props(service: Service, request: Request) -> Response:
     """Describe the models; details only for open ones."""
     descriptions = []
-    for book in service.pool.entries.values():
-        model = book.model
-        facts = {"name": book.name, "open": model is not None}
+    for entry in service.pool.entries.values():
+        model = entry.model
+        facts = {"name": entry.name, "open": model is not None}
         if model:
             facts |= {
                 "architecture": model.arch,
@@ -118,7 +118,7 @@ PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
 
 def application(service: Service, rules: Rules, log: Callable[[str], None] | None = None) -> ASGIApp:
-    """Build the ASGI application; log: gets a line for each request."""
+    """Build the ASGI application; log: called with a line for each request, None for no log."""
     routes = [
         Route(path, partial(call_endpoint, service, path, endpoint), methods=[method])
         for method, path, endpoint in ADDRESSES

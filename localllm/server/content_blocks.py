@@ -1,7 +1,4 @@
-"""A response as a sequence of blocks, for Anthropic's interface and OpenAI's Responses.
-
-A block is reasoning, text, or a tool call.
-"""
+"""A response as blocks of reasoning, text and tool calls, for Anthropic's interface and OpenAI's Responses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,12 +28,12 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Return its content; for a tool call, its arguments as JSON, as far as generated."""
+        """The content so far; of a tool call, its arguments as JSON."""
         return "".join(self.chunks)
 
     @property
     def is_truncated(self) -> bool:
-        """Return whether it is a tool call with incomplete arguments."""
+        """Whether it is a tool call with incomplete arguments."""
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
@@ -56,7 +53,7 @@ class Blocks:
         self._is_open = False
 
     def take(self, part: TextPart) -> Iterator[Change]:
-        """Add a part, and yield the changes."""
+        """Add a part of the answer; yield the changes of blocks."""
         kind = CALL if part.kind == ARGUMENTS else part.kind
         if not self._is_open or part.kind == CALL or self.all[-1].kind != kind:
             yield from self.end()
@@ -75,7 +72,7 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """Return whether there are tool calls."""
+        """Whether there are tool calls."""
         return any(block.kind == CALL for block in self.all)
 
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings as OpenAI's interface has it, and /v1/rerank as Jina's and Cohere's."""
+"""/v1/embeddings of OpenAI's interface, and /v1/rerank of Jina's and Cohere's."""
 
 import asyncio
 import base64
@@ -60,7 +60,7 @@ async def embed_texts(
 ) -> tuple[np.ndarray, int]:
     """Return the embeddings of texts, float32 [texts, dims], and the number of tokens that were read.
 
-    use: opens the model.  overflow: "cut" or "refuse" what is longer than `most` tokens, None for the model's context.
+    use: opens the model.  overflow: "cut" or "refuse" texts of more than `most` tokens (None: the model's context).
     Raises LocalllmError.
     """
     async with use as worker:
@@ -105,9 +105,9 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def run_exclusively(work: Callable[[], T], field: str) -> T:
-    """Run `work` in a thread, one request at a time; it is finished even after a disconnect.
+    """Run `work` in a thread, one request at a time; it runs to its end even if the client disconnects.
 
-    field: of the request, with the texts. Errors name it, and the request's other fields.
+    field: the request's field with the texts, for errors.
     """
 
     def locked_work() -> T:

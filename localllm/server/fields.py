@@ -1,4 +1,4 @@
-"""The fields of a request, each checked when it is read; fields never read can be reported."""
+"""Read the fields of a JSON request with checks, and list the fields that were not read."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Body:
-    """A JSON object from a client; its methods raise UsageError, which begins with the field's name.
+    """A JSON object from a client. Methods raise UsageError, whose message begins with the field's name.
 
     A field that is null counts as absent.
     """
@@ -57,7 +57,7 @@ class Body:
         return None if self.get(field) is None else self.get_bool(field)
 
     def get_int(self, field: str, least: int = 0, most: int | None = None) -> int | None:
-        """Return an integer, also one that is written as 64.0."""
+        """Return an integer; 64.0 is one, too."""
         value: float | None = self._get_typed(field, float, "an integer", int)
         if isinstance(value, float):
             if not value.is_integer():
@@ -69,7 +69,7 @@ class Body:
         return None if value is None else int(value)
 
     def get_limit(self, field: str) -> int | None:
-        """Return a number of tokens at most; None if absent or, as in llama-server, below 0."""
+        """Return a limit of tokens; None if absent or, as in llama-server, below 0."""
         value = self.get_int(field, -sys.maxsize)
         return None if value is None or value < 0 else value
 
@@ -93,7 +93,7 @@ class Body:
         return value
 
     def get_texts(self, field: str) -> tuple[str, ...]:
-        """Return a string or an array of strings as a tuple, without those that are empty or null."""
+        """Return a string or an array of strings as a tuple, without empty and null ones."""
         value = self.get(field)
         values = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(values, list | tuple) or not all(isinstance(item, str | None) for item in values):
@@ -106,12 +106,12 @@ class Body:
             raise UsageError(f"{self.qualify(field)} is not supported: {reason}")
 
     def ignore(self, part: str) -> None:
-        """Note that a part of the request has no effect."""
+        """Record that a part of the request has no effect."""
         self._ignored[part] = None
 
     @property
     def ignored(self) -> list[str]:
-        """Return the ignored parts of the request: fields that were never read, and parts that were noted."""
+        """The ignored parts of the request: fields that were never read, and parts given to `ignore`."""
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 

@@ -1,4 +1,4 @@
-"""Filling in the middle as editors ask llama-server for it: /infill.
+"""Fill in the middle as in llama-server: /infill.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
@@ -21,12 +21,12 @@ from localllm.server.service import GenerateRequest, ResponseStream, Service
 
 @frozen
 class Ending:
-    """Further conditions that end a middle, and the fields to respond with.
+    """Further conditions that end the generated text, and the fields of the response.
 
     Attributes:
-        indent: a line with less white space in front is not part of it, except its first one.
-        seconds: after its first token, when it ends with the next line break; None for no limit.
-        fields: of the response, a/b for b within a; empty for all.
+        indent: the text ends before a line, after its first, with less leading white space.
+        seconds: after this time since the first token, the text ends at the next line break; None: no limit.
+        fields: paths of fields to return, a/b for b within a; empty: all.
     """
 
     indent: int = 0
@@ -58,22 +58,22 @@ def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
 
 
 def parse_ending(body: Body) -> Ending:
-    """Parse when it ends. Raises UsageError."""
+    """Parse the conditions that end the text. Raises UsageError."""
     milliseconds = body.get_int("t_max_predict_ms", -1)
     seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
     return Ending(body.get_int("n_indent") or 0, seconds, body.get_texts("response_fields"))
 
 
 class Middle:
-    """A middle as it is written.
+    """A text that is being filled in.
 
     Attributes:
-        text: so far.  stop_type: why it ended, in llama-server's words: "eos", "word" or "limit".
+        text: the text so far.  stop_type: why it ended, as in llama-server: "eos", "word" or "limit".
     """
 
     def __init__(self, stream: ResponseStream, ending: Ending):
         self.stream, self.text, self.stop_type = stream, "", "limit"
-        self._ending, self._line = ending, 0  # where the latest line begins, 0: in the first one nothing is checked
+        self._ending, self._line = ending, 0  # begin of the latest line; the first line (0) is not checked
 
     async def parts(self) -> AsyncGenerator[str]:
         """Yield the text as it is generated. Raises LocalllmError."""
@@ -92,7 +92,7 @@ class Middle:
                     self.stop_type = "word" if self.stream.stop_string() else "eos"
 
     def _append(self, part: str) -> bool:
-        """Append a part of the text; True if a line in it has too little white space in front, which is left out."""
+        """Append a part of the text; return True, and cut it, if a line has too little leading white space."""
         before = len(self.text)
         self.text += part
         while self._ending.indent:
@@ -107,7 +107,7 @@ class Middle:
         return False
 
     def response(self) -> dict[str, object]:
-        """Return the response, when it is complete."""
+        """Return the complete response."""
         completion, context = self.stream.completion(), self.stream.model.context
         read, written, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
         response = {
@@ -133,7 +133,7 @@ class Middle:
 
 
 def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
-    """Format how many tokens took how long."""
+    """Format a number of tokens and their time in llama-server's fields."""
     return {
         f"{name}_n": count,
         f"{name}_ms": 1000 * seconds,
@@ -143,7 +143,7 @@ def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
 
 
 def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[str, object]:
-    """Return the fields of a response that paths such as timings/prompt_n name, by these paths; all without any."""
+    """Return the fields of a response by paths such as timings/prompt_n; without paths, the whole response."""
     selected: dict[str, object] = {}
     for path in paths:
         value: object = response
@@ -162,7 +162,7 @@ async def complete(middle: Middle) -> dict[str, object]:
 
 
 async def stream_chunks(middle: Middle) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent chunks, the last of which has no more text."""
+    """Yield the response as server-sent chunks; the last one has the statistics and no text."""
     try:
         async for part in middle.parts():
             yield format_event({"index": 0, "content": part, "stop": False})

@@ -66,7 +66,7 @@ class Metrics:
     def text(self, running: int, waiting: int, limits: dict[str, float]) -> str:
         """Format all metrics.
 
-        running, waiting: completions and requests now.  limits: additional gauges by name.
+        running, waiting: current numbers of completions and requests.  limits: further gauges by name.
         """
         lines = list[str]()
 

@@ -15,7 +15,7 @@ from localllm.server.worker import Worker
 if TYPE_CHECKING:
     from localllm.api import Model
 
-OVERHEAD_BYTES = 300_000_000  # bytes beside weights and KV cache, see services.fit
+OVERHEAD_BYTES = 300_000_000  # bytes besides weights and KV cache, see services.fit
 
 
 class UnknownModelError(LocalllmError):
@@ -26,11 +26,11 @@ class ModelEntry:
     """One model of the pool.
 
     Attributes:
-        name: in requests.  path: of its file.  shared: the entry that opens this file, itself or one of another name;
-        what follows is that one's.  created: modification time of the file, seconds since 1970.
+        name: in requests.  path: of its file.  created: modification time of the file, seconds since 1970.
+        shared: the entry that opens this file: itself, or the first of several names. Only it uses the following:
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
-        idle_timer: unloads it after the idle time, None while it is in use or stays.
+        idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
     """
 
     def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None):
@@ -50,7 +50,7 @@ class ModelEntry:
 
     @property
     def held_bytes(self) -> int:
-        """Memory in use: weights, those of a projector too, and the KV cache's positions in use."""
+        """Bytes in use: weights, including those of a projector, and used positions of the KV cache."""
         if self.worker is None:
             return 0
         model = self.worker.model
@@ -59,7 +59,7 @@ class ModelEntry:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory needed at least to open it."""
+        """Least bytes needed to open it."""
         from localllm.files.gguf.file import GGUFFile
         from localllm.files.gguf.projectors import projector_bytes
 
@@ -86,9 +86,9 @@ class ModelPool:
     ):
         """Create the pool; nothing is opened yet.
 
-        paths: of files, by name.  open_model: opens one.  memory: limit in bytes of all together, None for any.
+        paths: of files, by name.  open_model: opens a file.  memory: limit in bytes for all models, None for none.
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
-        idle_seconds: without a request after which a model is unloaded, None for never.
+        idle_seconds: seconds without a request after which a model is unloaded, None for never.
         """
         self.entries, by_file = dict[str, ModelEntry](), dict[str, ModelEntry]()
         for name, path in paths.items():
@@ -104,7 +104,7 @@ class ModelPool:
         self._notify_task: asyncio.Task[None] | None = None
 
     def resolve(self, name: str | None) -> ModelEntry:
-        """Return the model for a name: the first if none is given, the only one for any.
+        """Return the model of a name: without a name the first one; a single model for any name, unless is_strict.
 
         Raises UnknownModelError.
         """

@@ -1,6 +1,6 @@
-"""Serve the web page and the conversations it shares with `localllm chat`.
+"""Serve the web page, and the conversations that it shares with `localllm chat`.
 
-The page is one self-contained file: nothing is loaded from elsewhere.
+The page is one self-contained file, which loads nothing from other sites.
 """
 
 import base64
@@ -77,9 +77,9 @@ async def write_session(service: Service, request: Request) -> Response:
 
 
 def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
-    """Keep the stored form of unchanged leading messages.
+    """Return the new messages, with the stored form of unchanged leading ones.
 
-    `localllm chat` stores more with a message than the page sends, for example when it ended.
+    `localllm chat` stores more fields with a message than the page sends, such as when it ended.
     """
     kept = list[sessions.Line]()
     for before, now in zip(old, new, strict=False):

@@ -1,6 +1,6 @@
-"""Input items of /v1/responses, as OpenAI's clients and Codex send them, into messages for chat templates.
+"""Parse input items of /v1/responses, as OpenAI's clients and Codex send them, into messages for chat templates.
 
-Beside messages and calls of functions there are calls of many other types. They become calls of a tool of the type's
+Besides messages and function calls, there are calls of many other types. They become calls of a tool with the type's
 name, so that the model sees what was done.
 """
 
@@ -21,9 +21,9 @@ from localllm.server.request_options import flat_name
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import ROLES
 
-CALL, OUTPUT = "_call", "_output"  # how types of items end
-RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with what came of it
-ABOUT = ("type", "id", "status", "call_id", "name", "namespace", *RESULTS)  # fields that are no arguments
+CALL, OUTPUT = "_call", "_output"  # suffixes of item types
+RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with its result
+ABOUT = ("type", "id", "status", "call_id", "name", "namespace", *RESULTS)  # fields that are not arguments
 
 
 def parse_input(body: Body) -> list[Message]:
@@ -43,10 +43,7 @@ def parse_input(body: Body) -> list[Message]:
 
 
 def add_item(messages: list[Message], item: dict[str, object], name: str) -> bool:
-    """Add one input item, False if it is empty; calls and reasoning join the assistant message next to them.
-
-    Raises UsageError.
-    """
+    """Add one input item to the messages; return False if its type is unknown. Raises UsageError."""
     kind = str(item.get("type") or "message")
     if kind == "message":
         add_message(messages, item, name)
@@ -68,7 +65,7 @@ def add_item(messages: list[Message], item: dict[str, object], name: str) -> boo
 
 
 def add_message(messages: list[Message], item: dict[str, object], name: str) -> None:
-    """Add a message; an assistant's text joins reasoning in front of it. Raises UsageError."""
+    """Add a message; an assistant's text is merged with reasoning before it. Raises UsageError."""
     role = ROLES.get(str(item.get("role")))
     if role is None:
         raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
@@ -80,11 +77,11 @@ def add_message(messages: list[Message], item: dict[str, object], name: str) -> 
 
 
 def add_call(messages: list[Message], item: dict[str, object], kind: str) -> None:
-    """Add a call of any type; one without call_id, which a server ran, with its result."""
+    """Add a call of any type, and its result if a server ran it, so that it has no call_id."""
     if kind == "function_call":
         arguments = normalize_arguments(item.get("arguments"))
-    elif isinstance(said := item.get("arguments"), str | dict):
-        arguments = normalize_arguments(said)
+    elif isinstance(own := item.get("arguments"), str | dict):
+        arguments = normalize_arguments(own)
     else:
         arguments = dumps({key: value for key, value in item.items() if key not in ABOUT}, ensure_ascii=False)
     namespace = item.get("namespace")
@@ -101,7 +98,7 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
 
 
 def reasoning_texts(value: object) -> list[str]:
-    """Return the texts of reasoning: a text, or parts of it, of which only those with a text count."""
+    """Return the texts of reasoning: a string, or a list of strings and parts with a text."""
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return [text for text in texts if isinstance(text, str) and text]

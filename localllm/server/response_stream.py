@@ -1,4 +1,4 @@
-"""Pass the events of a response from the worker's thread to the event loop of its client."""
+"""Pass the events of a response from the worker's thread to the event loop that sends it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -43,7 +43,7 @@ class Subscriber:
         self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
 
     def publish(self, event: TokenEvent | LocalllmError | None) -> None:
-        """Add an event, within the event loop; None: all completions have ended."""
+        """Add an event, called in the event loop; None: all completions have ended."""
         self._events.put_nowait(event)
 
     async def events(self) -> AsyncIterator[TokenEvent]:

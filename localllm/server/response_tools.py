@@ -1,6 +1,6 @@
-"""Tools of /v1/responses: functions, also in namespaces, and custom tools, whose argument is a text.
+"""Tools of /v1/responses: functions, also in namespaces, and custom tools, whose only argument is a string.
 
-The model knows a flat list of functions; its calls are reported under the client's names.
+The model gets a flat list of functions; its calls are reported with the client's names.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required":
 
 @frozen
 class Origin:
-    """A tool as its client knows it; is_custom: whether it takes a text."""
+    """A tool as the client declared it; is_custom: whether it is a custom tool."""
 
     name: str
     namespace: str | None = None
@@ -42,7 +42,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
 
 
 def tool_origins(body: Body) -> dict[str, Origin]:
-    """Return the tools as the client knows them, by the names that the model calls."""
+    """Return the client's declarations of the tools, by the names that the model calls."""
     return {tool.name: origin for tool, origin in client_tools(body)}
 
 
@@ -81,7 +81,7 @@ def as_text_function(tool: Body, namespace: str | None = None) -> tuple["Tool", 
 
 
 def input_text(arguments: str) -> str:
-    """Return the text that a custom tool is called with; incomplete arguments as they are."""
+    """Return the string argument of a custom tool's call; incomplete arguments are returned unchanged."""
     try:
         return str(loads(arguments)[INPUT])
     except (ValueError, TypeError, KeyError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 
-EXIT_SECONDS = 1.5  # seconds after which a server that cuts its responses ends the process
+EXIT_SECONDS = 1.5  # seconds between cutting the responses and the forced end of the process
 
 
 @frozen
@@ -33,14 +33,15 @@ class Setup:
     """The server's settings.
 
     Attributes:
-        paths: model files by name.  open_model: opens one.  host, port, socket: where to listen; a socket path wins.
+        paths: model files by name.  open_model: opens one.  host, port, socket: where to listen; `socket`, a path,
+        wins.
         memory: limit in bytes for all open models, None for what is free now.  parallel: concurrent requests per model.
         grace: seconds for responses to end.  keys, hosts, origins: see Rules.
         body, connections, answer_seconds, drops_turns, folders, cache_reuse,
             suffix_first: see Limits.
         strict_names: whether a single model is only available by its own name.
-        idle_seconds: without a request after which a model is unloaded, None for never.
-        access_log: whether there is a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
+        idle_seconds: seconds without a request after which a model is unloaded, None for never.
+        access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
     """
 
     paths: Mapping[str, str]
@@ -124,7 +125,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
 
 
 def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
-    """Open the server's sockets, or take those of a service manager; return the first one's address.
+    """Open the server's sockets, or take over those of a service manager; return them and the first one's address.
 
     Raises LocalllmError.
     """
@@ -144,23 +145,23 @@ def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[sock
 
 
 def local_host_names() -> list[str]:
-    """Return the names that other computers use for this one."""
+    """Return the host names by which other computers may reach this one."""
     name = socket.gethostname()
     return [name, f"{name.partition('.')[0]}.local"]
 
 
 def exit_now(server: Listener | None, stack: ExitStack) -> NoReturn:
-    """End the process although a thread still computes a long prompt or opens a model."""
+    """End the process, even while a thread prefills a long prompt or opens a model."""
     with suppress(Exception):
         stack.close()
     os._exit(130 if server and server.stopped_by == signal.SIGINT else 0)
 
 
 def restore_gc() -> None:
-    """Collect garbage as Python does by default, but not in objects that exist now.
+    """Restore Python's default garbage collection, for objects that are created from now on.
 
-    Finished requests leave cycles, and the command line's GC settings hardly collect any, as commands end soon: memory
-    grew with every response.
+    Finished requests leave reference cycles. The command line's settings hardly collect any, because commands end soon:
+    with these, memory grew with every response.
     """
     gc.collect()
     gc.freeze()

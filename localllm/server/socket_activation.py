@@ -1,4 +1,4 @@
-"""Sockets that a service manager has opened already, as systemd does: LISTEN_FDS and LISTEN_PID.
+"""Sockets that a service manager such as systemd has opened: LISTEN_FDS and LISTEN_PID.
 
 Source: https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from localllm.errors import UsageError
 
-FIRST = 3  # the first descriptor behind stdin, stdout and stderr
+FIRST = 3  # the first descriptor after stdin, stdout and stderr
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
 def inherited_sockets() -> list[socket.socket]:
-    """Return the sockets that this process was started with, [] if there are none; children get none of them.
+    """Return the sockets that this process was started with, [] if there are none; its children do not inherit them.
 
-    Raises UsageError for descriptors that are no listening sockets.
+    Raises UsageError for descriptors that are not listening sockets.
     """
     count, owner = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     if not count.isdecimal() or owner != str(os.getpid()):
@@ -35,7 +35,7 @@ def inherited_sockets() -> list[socket.socket]:
 
 
 def require_keys(sockets: Sequence[socket.socket], keys: Sequence[str]) -> None:
-    """Raise UsageError where other computers could use the server without a key."""
+    """Raise UsageError if other computers could use the server without a key."""
     for listening in sockets:
         is_open = isinstance(name := listening.getsockname(), tuple) and not str(name[0]).startswith(LOOPBACK)
         if is_open and not keys:

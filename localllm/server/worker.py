@@ -1,4 +1,4 @@
-"""The thread that runs one model: a batch that requests join and leave between any two steps."""
+"""The thread that runs one model: a live batch, which requests join and leave between steps."""
 
 import threading
 from collections import deque
@@ -80,7 +80,7 @@ class Worker:
             self._changed.notify()
 
     def cancel(self, subscriber: Subscriber) -> None:
-        """Cancel a request, also while it is generated: it ends with the current step."""
+        """Cancel a request; a running one ends with the current step."""
         with self._changed:
             if subscriber in self._queue:
                 self._queue.remove(subscriber)
@@ -173,12 +173,12 @@ class Worker:
 
     def _fail(self, error: Exception) -> None:
         """Fail all requests with this error and open a new batch."""
-        events = error if isinstance(error, LocalllmError) else hide_details(error)
+        reported = error if isinstance(error, LocalllmError) else hide_details(error)
         with self._changed:
             subscribers, self._subscribers = [*self._subscribers.values()], {}
             self._queue.clear()
             self._cancelled.clear()
-        self._events += [(subscriber, events) for subscriber in subscribers]
+        self._events += [(subscriber, reported) for subscriber in subscribers]
         self._token_times.clear()
         self._deliver()
         self._batch.close()
@@ -187,14 +187,14 @@ class Worker:
 
 
 def deliver(events: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
-    """Publish events with one call into each event loop, most often the only one."""
+    """Publish events to subscribers, with one call per event loop (usually there is one)."""
     by_loop = dict[int, list[tuple[Subscriber, TokenEvent | LocalllmError | None]]]()
     for each in events:
         by_loop.setdefault(id(each[0].loop), []).append(each)
     for some in by_loop.values():
         try:
             some[0][0].loop.call_soon_threadsafe(publish_all, some)
-        except RuntimeError:  # the loop is closed: nobody waits there
+        except RuntimeError:  # the loop is closed
             continue
 
 
@@ -204,7 +204,7 @@ def publish_all(events: list[tuple[Subscriber, TokenEvent | LocalllmError | None
 
 
 def hide_details(error: Exception) -> LocalllmError:
-    """Hide the details of an unexpected error from clients: only its type is reported."""
+    """Convert an unexpected error to one that tells clients only its type."""
     if isinstance(error, MemoryError):
         return MemoryLimitError("not enough memory")
     return LocalllmError(f"internal error: {type(error).__name__}")

@@ -85,7 +85,7 @@ class ChatTemplate:
 
         add_generation_prompt: end with the text that begins the assistant's message.
         variables: of the template, such as enable_thinking.
-        If the template refuses the conversation, or drops a system message, the arrangements of message_order are tried
+        If the template refuses the conversation, or drops a system message, the arrangements of messages.py are tried
         in turn. Raises ModelError with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
@@ -105,7 +105,7 @@ class ChatTemplate:
         """Return whether the template renders all system messages at the given positions; cached.
 
         at_head: number of system messages before all others.
-        later: position of another one, BETWEEN, LAST, ... of message_order; "" for none.
+        later: position of another one, BETWEEN, LAST, ... of messages.py; "" for none.
         """
         if (at_head, later) not in self._kept_systems:
             probe, marks = system_probe(at_head, later)

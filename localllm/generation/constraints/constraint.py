@@ -1,10 +1,10 @@
 """Constraints on an answer: JSON by a schema, a grammar or a regular expression.
 
-Tokens that could not lead to a match are masked, so a finished answer always matches.
+Tokens that cannot lead to a match are masked, so a finished answer always matches.
 
-llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, computes the mask over a vocabulary in some
-ten microseconds. It is imported only when it is needed. Grammars in GBNF have a matcher of our own
-(grammar_matcher.py), because llguidance's lexer takes the longest match.
+llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, computes the mask over a vocabulary in about
+ten microseconds; it is imported when it is needed. Grammars in GBNF have a matcher of our own (grammar_matcher.py),
+because llguidance's lexer always takes the longest match.
 """
 
 import json
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 _SHOWN = 300  # characters of an error
-GRAMMAR = "grammar"  # the kind of one in GBNF, which llguidance has no part in
-TOOLS = "tools"  # the kind of a grammar of calls, whose tokens are a vocabulary's
-_KEPT = 64  # constraints that are ready for another answer
+GRAMMAR = "grammar"  # kind of a grammar in GBNF, which does not use llguidance
+TOOLS = "tools"  # kind of a grammar of tool calls, with token ids of one vocabulary
+_KEPT = 64  # cached constraints
 
 
 @frozen
 class Constraint:
-    """A form that answers can have, checked.
+    """A checked constraint on answers.
 
     Attributes:
-        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or as llguidance has it.
-        is_compact: whether the white space between the parts of JSON, which a model may write, is left out of the text.
-        distinct: the schema, if it says uniqueItems: what was there before is left out of the text.
+        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or in llguidance's format.
+        is_compact: whether white space in JSON, which the model may write, is removed from the text.
+        distinct: the schema as JSON, if it has uniqueItems: repeated items are removed from the text.
     """
 
     kind: str
@@ -58,12 +58,12 @@ class Constraint:
 
     @property
     def promise(self) -> str:
-        """A description of what a finished answer is."""
+        """A description of finished answers, for messages."""
         promises = {"schema": "JSON by its schema", "grammar": "what its grammar says"}
         return promises.get(self.kind, "what its regex matches")
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an invalid or empty constraint, or one that exceeds what llguidance can do."""
+        """Raise UsageError for a constraint that is invalid, matches nothing or exceeds llguidance's limits."""
         if self.kind == GRAMMAR:
             build_network(self.grammar)
         elif self.kind != TOOLS:
@@ -76,15 +76,14 @@ class Constraint:
 
         The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 for 128 thousand; later ones take 20 us.
 
-        vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end
-        token.
+        Raises UsageError for an invalid constraint.
         """
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         matcher.compute_bitmask()
         problems = [matcher.get_error()] if matcher.is_error() else []
-        if self.kind != TOOLS:  # whose schemas were looked at one by one
+        if self.kind != TOOLS:  # schemas of tools were checked before
             problems = problems or matcher.get_grammar_warnings()
         if problems:
             raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
@@ -94,8 +93,8 @@ class Constraint:
     def of_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
         """Constrain answers to a JSON schema: a dict, its text, or a type for pydantic (class, list[int], Literal).
 
-        whitespace: keep the white space that the model writes between the parts of JSON; else the text is compact.
-        additional_properties: allow properties that the schema does not mention; in a class they are never allowed.
+        whitespace: keep the white space that the model writes; otherwise it is removed.
+        additional_properties: allow properties that the schema does not list; those of a class are always closed.
         """
         from llguidance import LLMatcher
 
@@ -113,12 +112,12 @@ class Constraint:
 
     @classmethod
     def of_grammar(cls, text: str) -> "Constraint":
-        """Constrain to what a grammar in GBNF, llama.cpp's notation, produces."""
+        """Constrain answers to a grammar in GBNF, llama.cpp's notation."""
         return cls(GRAMMAR, text)
 
     @classmethod
     def of_regex(cls, regex: str) -> "Constraint":
-        r"""Constrain to what a regular expression matches as a whole, in the syntax of Rust's regex crate.
+        r"""Constrain answers to full matches of a regular expression, in the syntax of Rust's regex crate.
 
         \d, \w and \s mean ASCII, unless the regex begins with (?u).
         """
@@ -133,7 +132,7 @@ _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
 def in_ascii(regex: str) -> str:
-    r"""Restrict \d, \w, \s and their opposites to ASCII; a regex that begins with (?u) stays as it is."""
+    r"""Restrict \d, \w, \s and their complements to ASCII, unless the regex begins with (?u)."""
     if regex.startswith("(?u)"):
         return regex.removeprefix("(?u)")
     depth = 0  # of brackets
@@ -157,7 +156,10 @@ def constraint_of(
     json_whitespace: bool = False,
     additional_properties: bool = False,
 ) -> Constraint | None:
-    """Build the constraint that is given, or None; the rest as in Constraint.of_schema. Raises UsageError."""
+    """Build the constraint for one of schema, grammar and regex; None without any. Raises UsageError.
+
+    json_whitespace, additional_properties: see Constraint.of_schema.
+    """
     given = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -178,19 +180,22 @@ def _beginning(grammar: str) -> "LLMatcher":
 
 
 def fits(text: str, schema: Schema) -> bool:
-    """Return whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
+    """Return whether a text is JSON that matches a schema, with properties in any order.
+
+    schema: includes llguidance's options.
+    """
     from llguidance import LLMatcher
 
     try:
-        told = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
+        data = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
     matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
-    return matcher.try_consume_tokens([*told]) == len(told) and matcher.is_accepting()
+    return matcher.try_consume_tokens([*data]) == len(data) and matcher.is_accepting()
 
 
 def require_usable(schema: Schema) -> None:
-    """Raise UsageError for a schema that llguidance, with its options in it, does not accept."""
+    """Raise UsageError for a schema, with llguidance's options in it, that llguidance does not accept."""
     from llguidance import LLMatcher
 
     try:
@@ -240,10 +245,10 @@ def _reason(message: str) -> str:
 
 
 class Matcher:
-    """Follows an answer, token by token, and knows which may come next."""
+    """Matches an answer against a constraint, token by token, and computes masks of the next token."""
 
     def __init__(self, matcher: "LLMatcher | GrammarMatcher", vocab: int, tokenizer: "Tokenizer"):
-        """Start at the beginning of an answer; vocab: number of the tokenizer's tokens and the model's padding."""
+        """Start at the beginning of an answer; vocab: vocabulary size, including padding."""
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
         self._require_sound()
@@ -255,9 +260,9 @@ class Matcher:
         return twin
 
     def allowed_mask(self) -> np.ndarray:
-        """Compute the mask of the next tokens, bool [vocab]; it has the end tokens if the answer may end here.
+        """Compute the mask of the next token, bool [vocab], including end tokens if the answer may end.
 
-        Raises ConstraintError if that exceeds llguidance's limits.
+        Raises ConstraintError if llguidance's limits are exceeded.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._require_sound()
@@ -274,13 +279,13 @@ class Matcher:
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def names_any(self, tokens: Container[int]) -> bool:
-        """Tell whether a grammar itself names one of these tokens of the vocabulary."""
+        """Return whether a GBNF grammar names one of these tokens."""
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
 
     def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
-        """Compute the mask of a thought before the answer, bool [vocab]: all tokens but those that end everything.
+        """Compute the mask of reasoning before the answer, bool [vocab]: all tokens except end tokens.
 
-        If a mark is not a single token, tokens that could contain its end and more are excluded.
+        If the mark that ends reasoning is not a single token, tokens that contain its end and more text are excluded.
         """
         if self._unfinished is None:
             self._unfinished = np.arange(self._vocab) < self._tokenizer.vocab_size
@@ -293,11 +298,11 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the text can only end here."""
+        """Whether the answer can only end here."""
         return self._matcher.is_stopped()
 
     def expected_tokens(self) -> list[int]:
-        """Return the tokens of the text that must follow, in its usual spelling; others may write the same text."""
+        """Return the usual tokens of the text that must follow, as a draft: other tokens may write the same text."""
         return self._matcher.compute_ff_tokens()
 
     def _require_sound(self) -> None:
@@ -306,9 +311,9 @@ class Matcher:
 
 
 class _Wrapped:
-    """A tokenizer with the interface of llguidance's TokenizerWrapper.
+    """A tokenizer with the interface that llguidance's TokenizerWrapper needs.
 
-    Special tokens get a prefix, so that no plain text equals one.
+    Texts of special tokens get a prefix, so that plain text never equals one.
     """
 
     def __init__(self, tokenizer: "Tokenizer", size: int):
@@ -328,7 +333,7 @@ class _Wrapped:
 
 
 class _Known:
-    """The data that was made for one tokenizer."""
+    """Cached vocabularies and matchers of one tokenizer."""
 
     def __init__(self) -> None:
         self.vocabularies: dict[str, LLTokenizer] = {}
@@ -341,7 +346,7 @@ _LOCK = threading.Lock()
 
 
 def _unlock() -> None:
-    """Replace the lock in a forked process, where its holder is missing."""
+    """Replace the lock in a forked process, which lacks the thread that may hold it."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -350,12 +355,10 @@ after_fork(_unlock)
 
 
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
-    """Make a matcher at the start of an answer.
+    """Make a matcher at the start of an answer; cached: see Constraint.beginning for times.
 
-    The first takes 0.2 s for 49 thousand tokens, 0.7 for 128; then 20 us.
-
-    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end
-    token.
+    vocab: the model's vocabulary size, which may be larger than the tokenizer's. Raises UsageError for a vocabulary
+    without an end token.
     """
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
@@ -379,7 +382,7 @@ def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: 
 
 
 def _vocabulary(known: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
-    """Convert the tokens for llguidance, sorted by what is often allowed: texts within JSON, or any."""
+    """Convert the vocabulary for llguidance, with slices of tokens that are often allowed in JSON or any text."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if kind not in known.vocabularies:

@@ -3,9 +3,8 @@ r"""Parser of GBNF, llama.cpp's notation for grammars, into expressions.
     root ::= "yes" | "no" reason?     # a rule: texts, [classes], other rules, (groups), * + ? {2} {2,} {2,5}
     reason ::= ", because " [^\n]{1,80}
 
-The notation: grammars/README.md and src/llama-grammar.cpp of llama.cpp. What it takes is taken here and means the same.
-Taken besides: line breaks between the parts of a rule, `_` in names, rules that begin with themselves, and repetitions
-above 2000, which count here.
+The notation: grammars/README.md and src/llama-grammar.cpp of llama.cpp. Grammars that llama.cpp accepts mean the same
+here. Additionally, line breaks within rules, `_` in names, left recursion, and repetitions above 2000 are allowed.
 """
 
 import re
@@ -31,17 +30,17 @@ _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @frozen
 class Characters:
-    """One character of these code points, ranges of both ends."""
+    """One character of a set; ranges: of code points, both ends included."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @frozen
 class VocabularyToken:
-    """One token of a model's vocabulary, `<think>` or `<[1000]>`, or any other than that one.
+    """One token of the vocabulary, `<think>` or `<[1000]>`, or any other token if `is_negated`.
 
     Attributes:
-        text: as it is written, with its brackets.
+        text: of the grammar, with brackets.
     """
 
     text: str
@@ -84,7 +83,7 @@ Expression: TypeAlias = Characters | VocabularyToken | RuleReference | Concatena
 
 @frozen
 class Token:
-    """A token of a grammar's text: which kind, what it says, and in which line."""
+    """A lexical token of a grammar; line: from 1."""
 
     kind: str
     text: str
@@ -92,7 +91,7 @@ class Token:
 
 
 def parse_grammar(text: str) -> Mapping[str, Expression]:
-    """Read the rules of a grammar by their names, root among them. Raises UsageError, with the line."""
+    """Parse a grammar into its rules, by name, including root. Raises UsageError, with the line."""
     if not isinstance(text, str):
         raise UsageError(f"a grammar should be a text, not {text!r}")
     try:
@@ -105,7 +104,7 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
 
 
 def grammar_error(line: int, problem: str) -> UsageError:
-    """Make the error of a grammar's line."""
+    """Make the error for a line of a grammar."""
     return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
 
@@ -116,7 +115,7 @@ class Parser:
         self._tokens, self._place = [*_split(text)], 0
 
     def read_rules(self) -> dict[str, Expression]:
-        """Read all rules by their names; of two with one name the last counts. Raises UsageError."""
+        """Parse all rules, by name; the last of several with one name wins. Raises UsageError."""
         rules: dict[str, Expression] = {}
         references: list[Token] = []
         while self._place < len(self._tokens):
@@ -149,7 +148,7 @@ class Parser:
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
     def _read_item(self) -> Expression | None:
-        """Read a text, class, rule, token or group; None at the end of a sequence."""
+        """Parse a string, class, rule, token or group; None at the end of a sequence."""
         if self._next("name") and not self._next("assign", ahead=1):
             return RuleReference(self._take("name").text)
         if self._next("text"):
@@ -173,14 +172,14 @@ class Parser:
         return None
 
     def _next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
-        """Tell whether the next token is of that kind."""
+        """Return whether the next token, or the one `ahead` tokens later, has this kind and text."""
         if self._place + ahead >= len(self._tokens):
             return False
         token = self._tokens[self._place + ahead]
         return token.kind == kind and text in (None, token.text)
 
     def _take(self, kind: str, text: str | None = None) -> Token:
-        """Take the next token, which must be of this kind. Raises UsageError."""
+        """Consume the next token, which must have this kind. Raises UsageError."""
         if not self._next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
@@ -190,7 +189,7 @@ class Parser:
 
 
 def _read_count(repeat: Token) -> tuple[int, int | None]:
-    """Read how often at least and at most. Raises UsageError."""
+    """Return the least and most repetitions (None: no limit). Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
     least, comma, most = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
@@ -229,7 +228,7 @@ def _unescape(token: Token, text: str) -> Iterator[str]:
 
 
 def _read_class(token: Token) -> Characters:
-    """Read a class of characters. Raises UsageError."""
+    """Parse a character class such as [^a-z]. Raises UsageError."""
     body = token.text[1:-1]
     is_negated = body.startswith("^")
     body = body[is_negated:]
@@ -260,7 +259,7 @@ def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _read_vocabulary_token(token: Token) -> VocabularyToken:
-    """Read <text> or <[number]>, perhaps after a !. Raises UsageError."""
+    """Parse a vocabulary token: <text> or <[number]>, with an optional ! before it. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
         raise grammar_error(token.line, f"{text} should be a token's number, like <[1000]>")

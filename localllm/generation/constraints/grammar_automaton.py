@@ -1,9 +1,9 @@
-"""The exact language of a grammar, byte by byte: a pushdown automaton whose configurations become rows of a table.
+"""A pushdown automaton for the exact language of a grammar, byte by byte, cached as a table.
 
-A configuration holds all parses of the text so far. Parses that entered a rule at the same place share their
-continuations, as in Earley's algorithm (1970) and in graph-structured stacks (Tomita, 1986), so ambiguity costs no more
-than its square and rules may begin with themselves. A call at a rule's end leaves nothing on the stack. Equal
-configurations are merged, so that a long text within quotes needs few, and each byte's successor is computed once.
+A configuration, which is a row of the table, holds all parses of the text so far. Parses that entered a rule at the
+same position share their continuations, as in Earley's algorithm (1970) and graph-structured stacks (Tomita, 1986), so
+ambiguity costs at most quadratic time, and left recursion works. A call at the end of a rule adds nothing to the stack.
+Equal configurations are merged, so that a long quoted string needs few, and each successor is computed once.
 """
 
 import threading
@@ -17,16 +17,16 @@ from localllm.generation.constraints.token_trie import TokenTrie
 from localllm.generation.constraints.utf8_automaton import DEAD, READ
 from localllm.system.processes import after_fork
 
-# Where within a character or 0, what comes next, and how the rule was entered.
+# A parse: the state within a character (or 0), the closure of the next state, and how its rule was entered.
 Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
 Configuration: TypeAlias = frozenset[Way]
 
-BEHIND_ROOT = -1  # a state
-_ROWS = 20_000  # of the table, which then begins anew: some megabytes
-_MASKS = 512  # kept, of 19 KB for 151 thousand tokens
-_WALKS = 64  # kept, of up to a megabyte
-_FORCED = 200  # bytes that are looked for
-_TOP = np.zeros(1, np.int32)  # the trie's node of the empty text
+BEHIND_ROOT = -1  # the state after the root rule
+_ROWS = 20_000  # most rows of the table (some megabytes), which is cleared then
+_MASKS = 512  # cached masks, of 19 KB for 151 thousand tokens
+_WALKS = 64  # cached walks, of up to a megabyte
+_FORCED = 200  # most bytes of forced text
+_TOP = np.zeros(1, np.int32)  # the root node of the trie
 _LOCK = threading.Lock()
 
 
@@ -40,10 +40,10 @@ after_fork(_unlock)
 
 
 class RuleEntry:
-    """Rules that were entered at one place of a text, and their return states. Compared by identity.
+    """The rules that were entered at one position of a text, and their return states. Compared by identity.
 
     Attributes:
-        callers: the states after each rule.  rules: all that were entered there.
+        callers: continuations after each rule.  rules: all rules entered at the position.
         returns: configurations after a rule, cached by Automaton.
     """
 
@@ -57,8 +57,8 @@ class RuleEntry:
         self.returns: dict[int, Configuration] = {}
 
 
-_Call: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a rule, and what is behind it
-_Read: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a character's state or a token's number, and what is behind
+_Call: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a rule, and its continuation
+_Read: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a character's state or token number, and its continuation
 
 
 class Automaton:
@@ -80,7 +80,7 @@ class Automaton:
         self._clear()
 
     def _classify_bytes(self) -> None:
-        """Bytes that no character's state tells apart share a column of the table."""
+        """Group bytes that no character's state distinguishes: they share a column of the table."""
         states = self._network.characters.steps
         following = np.zeros((256, len(states)), np.int32)
         for state, steps in enumerate(states):
@@ -93,29 +93,29 @@ class Automaton:
         self._merged = self._trie.merge(self._class_of)
 
     def _clear(self) -> None:
-        """Clear the cached table. Row 0 is for what cannot be read."""
+        """Clear the cached table. Row 0 is the dead state."""
         self._table = np.zeros((256, self._columns), np.int32)
         self._is_known, self._is_end = np.zeros(256, bool), np.zeros(256, bool)
         self._configurations: list[Configuration] = [frozenset()]
         self._rows: dict[Configuration, int] = {frozenset(): 0}
         self._is_known[0] = True
         self._entries: dict[frozenset[_Call], RuleEntry] = {}
-        self._alone: dict[int, RuleEntry] = {}  # of rules that nothing is behind
+        self._alone: dict[int, RuleEntry] = {}  # of rules without continuation
         self._masks: dict[Configuration, bytes] = {}
         self._walks: dict[Configuration, tuple[np.ndarray, np.ndarray]] = {}
 
-    # ---- for a matcher
+    # ---- interface of the matcher
 
     def can_end(self, configuration: Configuration) -> bool:
-        """Tell whether the text is a whole one."""
+        """Return whether the text is complete."""
         return self._end in configuration
 
     def must_end(self, configuration: Configuration) -> bool:
-        """Tell whether the text can only end here."""
+        """Return whether the text is complete and cannot continue."""
         return configuration == {self._end}
 
     def compute_mask(self, configuration: Configuration) -> bytes:
-        """Find the allowed tokens, including those that end an answer: a bit for each, the lowest first."""
+        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
         with _LOCK:
             if len(self._configurations) > _ROWS:
                 self._clear()
@@ -132,7 +132,7 @@ class Automaton:
             return self._merge(self._configurations[row].union(*behind))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
-        """Find the bytes that must come next, some 200 at most, and whether the answer must end after them."""
+        """Return the bytes that must come next, about 200 at most, and whether the answer must end after them."""
         forced = bytearray()
         with _LOCK:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
@@ -149,7 +149,7 @@ class Automaton:
     # ---- masks
 
     def _compute_mask(self, configuration: Configuration) -> np.ndarray:
-        """Unite the masks of all parses. What one does within its rule is the same wherever that was entered."""
+        """Unite the masks of all parses. Walks within a rule are cached, independent of how it was entered."""
         allowed = np.zeros(len(self._trie.texts), bool)
         for number, _, _ in self._expand_tokens(configuration):
             self._allow(allowed, number)
@@ -172,7 +172,7 @@ class Automaton:
         return result
 
     def _walk_within(self, rule: int, ways: Iterable[Way]) -> tuple[np.ndarray, np.ndarray]:
-        """Walk from the empty text, as if the answer ended with the rule."""
+        """Walk from the root of the trie, as if the answer ended with the rule."""
         if rule not in self._alone:
             self._alone[rule] = RuleEntry(frozenset([(rule, self._end[1], None)]), frozenset())
         configuration = frozenset((reader, closure, self._alone[rule]) for reader, closure, _ in ways)
@@ -180,9 +180,9 @@ class Automaton:
         return _recall(self._walks, configuration, _WALKS, lambda: self._walk(_TOP, row))
 
     def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Follow all tokens at once from nodes of the trie and the rows there, from one depth to the next.
+        """Follow all tokens below nodes of the trie at once, level by level; rows: the table's row at each node.
 
-        Returns: bits of the allowed tokens; the nodes below which there are more tokens, and the text can end.
+        Returns the bits of the allowed tokens, and the inner nodes at which the text can end.
         """
         trie = self._merged
         can_come = np.zeros(len(trie.column), bool)
@@ -203,7 +203,7 @@ class Automaton:
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
     def _allow(self, allowed: np.ndarray, number: int) -> None:
-        """Allow the tokens that one of the grammar's vocabulary tokens means."""
+        """Allow the token, or all others, that a vocabulary token of the grammar stands for."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
             was_allowed = allowed[token]
@@ -234,7 +234,7 @@ class Automaton:
         return int(self._table[row, column])
 
     def _learn(self, row: int) -> None:
-        """Compute the successors of a row for each class of bytes."""
+        """Compute the successors of a row, for each class of bytes, if they are not known."""
         if self._is_known[row]:
             return
         self._is_known[row] = True
@@ -243,7 +243,7 @@ class Automaton:
         for number, (reader, _, _) in enumerate(reads):
             for column, following in self._steps[reader]:
                 by_column.setdefault(column, []).append((number, following))
-        known: dict[tuple[tuple[int, int], ...], int] = {}  # letters of a word have the same
+        known: dict[tuple[tuple[int, int], ...], int] = {}  # many bytes lead to the same row
         for column, steps in by_column.items():
             key = tuple(steps)
             if key not in known:
@@ -251,7 +251,7 @@ class Automaton:
             self._table[row, column] = known[key]
 
     def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
-        """Collect the parses after a byte: characters that it completes, and unfinished ones."""
+        """Return the configuration after a byte; steps: pairs of a continued read's number and its next state."""
         ways: set[Way] = set()
         for number, following in steps:
             _, closure, entry = reads[number]
@@ -262,7 +262,7 @@ class Automaton:
         return self._merge(ways)
 
     def _merge(self, ways: Iterable[Way]) -> Configuration:
-        """Merge parses within a rule that differ only in what comes next, such as those of `"a"? "a"? "a"?` do."""
+        """Merge parses of a rule that differ only in the next state, as those of `"a"? "a"? "a"?` do."""
         merged: set[Way] = set()
         groups: dict[tuple[int, RuleEntry], set[Closure]] = {}
         for reader, closure, entry in ways:
@@ -276,7 +276,7 @@ class Automaton:
     # ---- configurations
 
     def _expand(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
-        """Collect the characters and vocabulary tokens that can be read, with the states after them."""
+        """Collect the characters and vocabulary tokens that can come next, with their continuations."""
         network = self._network
         reads: dict[_Read, None] = {}
         tokens: dict[_Read, None] = {}
@@ -303,7 +303,7 @@ class Automaton:
         return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
     def _enter(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
-        """Enter a rule, and return its continuation: its caller's, if the call is at the caller's end."""
+        """Yield the calls that enter a rule; one at its caller's end gets the caller's continuations."""
         if state == BEHIND_ROOT:
             yield rule, self._end[1], None
             return
@@ -315,21 +315,21 @@ class Automaton:
                 yield rule, behind, below
 
     def _get_entry(self, calls: "frozenset[_Call]") -> RuleEntry:
-        """Return the RuleEntry of these calls."""
+        """Return the shared RuleEntry of these calls."""
         if calls not in self._entries:
             rules = frozenset[int]().union(*(self._network.find_entered(rule) for rule, _, _ in calls))
             self._entries[calls] = RuleEntry(calls, rules)
         return self._entries[calls]
 
     def _land(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
-        """Collect the parses that continue from here, or after the rule if it may end here."""
+        """Yield the parses that continue at a closure, and after its rule if that may end here."""
         if closure.goes_on:
             yield 0, closure, entry
         if closure.ends and entry is not None:
             yield from self._find_returns(closure.rule, entry)
 
     def _find_returns(self, rule: int, entry: RuleEntry) -> Configuration:
-        """Collect the parses that continue after a rule, and after the rules that end with it."""
+        """Return the parses that continue after a rule, and after the rules that end with it; cached."""
         if rule not in entry.returns:
             ways: set[Way] = set()
             reached, todo = {(rule, entry)}, [(rule, entry)]
@@ -344,7 +344,7 @@ class Automaton:
         return entry.returns[rule]
 
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:
-        """List the continuations of a rule: of outside calls, and of rules that begin with it at the same place."""
+        """Yield the continuations of a rule: after calls, and within rules that begin with it at the same position."""
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:
             for entered, state in self._network.find_start(caller).enters:
@@ -356,7 +356,7 @@ _Value = TypeVar("_Value")
 
 
 def _recall(cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]) -> _Value:
-    """Compute a value unless it is cached; the least recently used one is dropped."""
+    """Return a cached value, or compute it; the least recently used one is dropped from a full cache."""
     value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
         del cache[next(iter(cache))]

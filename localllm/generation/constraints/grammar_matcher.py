@@ -1,4 +1,4 @@
-"""Follows an answer that a grammar in GBNF constrains. The methods are those of llguidance's LLMatcher."""
+"""Match an answer against a grammar in GBNF, with the methods of llguidance's LLMatcher."""
 
 from collections.abc import Container
 from copy import copy
@@ -19,7 +19,7 @@ class GrammarMatcher:
     def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
         """Start at the beginning of an answer.
 
-        Raises UsageError for a grammar that is none, or not one for this vocabulary.
+        Raises UsageError for an invalid grammar, or one with tokens that this vocabulary lacks.
         """
         network = build_network(grammar)
         self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
@@ -29,11 +29,11 @@ class GrammarMatcher:
         self._has_ended, self._error = False, ""
 
     def deep_copy(self) -> "GrammarMatcher":
-        """Copy the matcher, which continues independently; what was worked out they have together."""
+        """Return an independent copy, which shares the cached automaton."""
         return copy(self)
 
     def compute_bitmask(self) -> bytes:
-        """Find the allowed tokens, including those that end the answer: a bit for each, the lowest first."""
+        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
         return self._automaton.compute_mask(self._configuration)
 
     def consume_token(self, token: int) -> bool:
@@ -44,7 +44,7 @@ class GrammarMatcher:
         return False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Accept tokens, as many as are allowed: how many."""
+        """Accept tokens up to the first that is not allowed; return their number."""
         for number, token in enumerate(tokens):
             if token in self._ends and self._automaton.can_end(self._configuration) and not self._has_ended:
                 self._has_ended = True
@@ -56,7 +56,7 @@ class GrammarMatcher:
         return len(tokens)
 
     def is_stopped(self) -> bool:
-        """Tell whether the text can only end here."""
+        """Return whether the answer can only end here."""
         return self._has_ended or self._automaton.must_end(self._configuration)
 
     def compute_ff_tokens(self) -> list[int]:
@@ -66,20 +66,20 @@ class GrammarMatcher:
         return tokens if is_last else tokens[:-1]
 
     def names_any(self, tokens: Container[int]) -> bool:
-        """Tell whether the grammar itself names one of these tokens of the vocabulary."""
+        """Return whether the grammar names one of these tokens."""
         return any(token in tokens for token in self._named)
 
     def is_error(self) -> bool:
-        """Tell whether a token was accepted that is not allowed."""
+        """Return whether `consume_token` got a token that is not allowed."""
         return bool(self._error)
 
     def get_error(self) -> str:
-        """Say what."""
+        """Return the message of the error state."""
         return self._error
 
 
 def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
-    """Find a token of the vocabulary. Raises UsageError."""
+    """Return the id of a token that a grammar names. Raises UsageError."""
     if token.text.startswith("<["):
         number = int(token.text[2:-2])
         if number >= tokenizer.vocab_size:

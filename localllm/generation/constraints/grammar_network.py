@@ -1,7 +1,6 @@
-"""Grammars as networks of states: each state's characters, rules to enter, and next states.
+"""Grammars as recursive transition networks, one for each rule (W. Woods, Transition network grammars, 1970).
 
-Recursive transition networks, one for each rule (W. Woods, Transition network grammars for natural language analysis,
-1970). Only what can be part of a finished text is kept.
+States have arcs that read a character or token, or enter a rule. Arcs that no finished text uses are removed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ from localllm.generation.constraints.gbnf import (
 )
 from localllm.generation.constraints.utf8_automaton import DEAD, Utf8Automata
 
-MOST_STATES = 200_000  # 0.5 s and 100 MB; JSON has 60
+MOST_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
 _KEPT = 64  # grammars
 
 
@@ -36,7 +35,7 @@ class Kind(Enum):
 
 
 class Arc(NamedTuple):
-    """A transition to another state; what: READ's state of Utf8Automata, TOKEN's number or ENTER's rule."""
+    """A transition to another state; what: the state of Utf8Automata (READ), token number (TOKEN) or rule (ENTER)."""
 
     kind: Kind
     what: int
@@ -44,12 +43,11 @@ class Arc(NamedTuple):
 
 
 class Closure:
-    """The arcs of a state and of all states that it reaches without reading. Compared by identity.
+    """The arcs of a state and of all states that it reaches by SKIP arcs. Compared by identity.
 
     Attributes:
-        rule: whose it is.  arcs: all.  reads: (a character's state of Utf8Automata, state after it).
-        tokens: (token's number, state after it).  enters: (rule, state after it).
-        ends: whether the rule may end here.
+        rule: that the state belongs to.  arcs: all but SKIP.  reads: (state of Utf8Automata, next state).
+        tokens: (token number, next state).  enters: (rule, next state).  ends: whether the rule may end here.
     """
 
     __slots__ = ("arcs", "ends", "enters", "reads", "rule", "tokens")
@@ -70,11 +68,11 @@ _Usable: TypeAlias = Callable[[Arc], bool]
 
 
 class Network:
-    """The states of a grammar's rules, whose closures are made on demand.
+    """The states of a grammar's rules; closures are computed on demand.
 
     Attributes:
-        characters: what reads them.  vocabulary_tokens: by their numbers.  root: the rule.  root_is_empty: whether the
-        grammar accepts the empty text.
+        characters: the automata of character sets.  vocabulary_tokens: by number.  root: the start rule.
+        root_is_empty: whether the grammar accepts the empty text.
     """
 
     def __init__(self, rules: Mapping[str, Expression]):
@@ -87,7 +85,7 @@ class Network:
         self._ends: list[int] = []
         self._pending: list[Expression] = [*rules.values()]  # by the rules' numbers
         self._names = {name: number for number, name in enumerate(rules)}
-        self._number_of = cache(self._add_rule)  # of an expression that is a rule without a name
+        self._number_of = cache(self._add_rule)  # of a repeated expression, which becomes an unnamed rule
         while len(self.starts) < len(self._pending):
             self._build_rule(len(self.starts))
         self.root = self._names["root"]
@@ -121,7 +119,7 @@ class Network:
         return end
 
     def _build(self, expression: Expression, start: int) -> int:
-        """Add an expression's states from `start` on and return the state after it. No arc leads back to `start`."""
+        """Add the states of an expression after `start`; return its last state. No arc leads back to `start`."""
         match expression:
             case Characters(ranges=ranges):
                 return self._add_arc(start, Kind.READ, self.characters.start_of(ranges))
@@ -143,7 +141,7 @@ class Network:
                 return self._build_repeat(expression, start)
 
     def _build_repeat(self, repeat: Repeat, start: int) -> int:
-        """Add an item several times; one of many parts becomes a rule, so that it is there once."""
+        """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist only once."""
         item, least, most = repeat.item, repeat.least, repeat.most
         copies = most if most is not None else least + 1
         is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | RuleReference)
@@ -163,12 +161,12 @@ class Network:
             start = once(start)
         return self._add_arc(start, Kind.SKIP, 0, end)
 
-    # ---- leaving out what leads nowhere
+    # ---- removal of useless arcs
 
     def _keep_useful(self) -> None:
-        """Remove arcs that no finished text takes, and rules that only match the empty text; those are skipped.
+        """Remove arcs that no finished text uses; rules that only match the empty text become SKIP arcs.
 
-        Raises UsageError if no text is left.
+        Raises UsageError if the grammar matches no text.
         """
         rules = range(len(self.starts))
         finite = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
@@ -192,7 +190,7 @@ class Network:
         self.root_is_empty = self.root in empty
 
     def _reach(self, rule: int, usable: "_Usable") -> set[int]:
-        """Collect the states of a rule that usable arcs lead to from its start."""
+        """Collect the states of a rule that its start reaches by usable arcs."""
         reached, todo = {self.starts[rule]}, [self.starts[rule]]
         while todo:
             for arc in self._arcs[todo.pop()]:
@@ -202,7 +200,7 @@ class Network:
         return reached
 
     def _find_ending(self) -> set[int]:
-        """Collect the states from which their rule's end is reached."""
+        """Collect the states that reach the end of their rule."""
         sources: list[list[int]] = [[] for _ in self._arcs]
         for state, arcs in enumerate(self._arcs):
             for arc in arcs:
@@ -218,10 +216,10 @@ class Network:
         for state, arcs in enumerate(self._arcs):
             self._arcs[state] = [arc for arc in arcs if not useless(arc)]
 
-    # ---- what comes next
+    # ---- closures
 
     def _find_closure(self, state: int) -> Closure:
-        """Compute a state's closure; states of a rule with the same have one closure."""
+        """Compute a state's closure; states of a rule with equal closures share one object."""
         reached, todo = {state}, [state]
         arcs: set[Arc] = set()
         while todo:
@@ -240,7 +238,7 @@ class Network:
         return self._shared[rule, arcs, ends]
 
     def _merge(self, closures: frozenset[Closure]) -> Closure:
-        """Unite several closures of a rule; the caller handles the rule's end."""
+        """Unite several closures of a rule; `ends` is False, because the caller handles the rule's end."""
         rule = next(iter(closures)).rule
         return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
@@ -249,7 +247,7 @@ class Network:
         return self.find_closure(self.starts[rule])
 
     def _find_entered(self, rule: int) -> frozenset[int]:
-        """Collect the rules that begin wherever a rule begins: itself, what it can begin with, and so on."""
+        """Collect a rule and all rules that it can begin with, directly or indirectly."""
         entered, todo = {rule}, [rule]
         while todo:
             more = {each for each, _ in self.find_start(todo.pop()).enters} - entered
@@ -259,9 +257,9 @@ class Network:
 
 
 def _grow(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set[int]:
-    """Collect the rules that belong to a set if others do: the smallest such set."""
+    """Compute the smallest set of rules that is closed under `belongs`."""
     known: set[int] = set()
-    others = [*rules][::-1]  # what a rule refers to often stands behind it
+    others = [*rules][::-1]  # rules usually come before those that they refer to
     grows = True
     while grows:
         grows = False
@@ -274,7 +272,7 @@ def _grow(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set
 
 @lru_cache(_KEPT)
 def build_network(grammar: str) -> Network:
-    """Make the network of a grammar in GBNF. Raises UsageError."""
+    """Build the network of a grammar in GBNF; cached. Raises UsageError."""
     rules = parse_grammar(grammar)
     try:
         return Network(rules)

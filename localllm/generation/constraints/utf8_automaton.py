@@ -1,16 +1,16 @@
-"""Automata that read one character of a set, byte by byte of UTF-8."""
+"""Automata that match one character of a set, byte by byte in UTF-8."""
 
 from collections.abc import Iterable
 from functools import cache
 
 Ranges = tuple[tuple[int, int], ...]
-DEAD, READ = 0, 1  # states: the character is none of the set, or was read whole
+DEAD, READ = 0, 1  # states: no character of the set matches, or one is complete
 _LENGTHS = ((0, 0x7F, 0x00), (0x80, 0x7FF, 0xC0), (0x800, 0xFFFF, 0xE0), (0x10000, 0x10FFFF, 0xF0))
 _SURROGATES = (0xD800, 0xDFFF)
 
 
 class Utf8Automata:
-    """States that all sets share: `steps[state]` has the next one by the byte, where it isn't DEAD."""
+    """The states of all sets of characters; `steps[state]` maps a byte to the next state, unless that is DEAD."""
 
     def __init__(self) -> None:
         self.steps: list[dict[int, int]] = [{}, {}]
@@ -18,7 +18,7 @@ class Utf8Automata:
         self.start_of = cache(self._add_start)  # of ranges
 
     def _add_start(self, ranges: Ranges) -> int:
-        """Make the state in which a character of these ranges begins; DEAD for none."""
+        """Make the start state of a set of ranges; DEAD for an empty set."""
         steps: dict[int, int] = {}
         merged = _normalize(ranges)
         for more, (low, high, lead) in enumerate(_LENGTHS):
@@ -27,7 +27,7 @@ class Utf8Automata:
         return self._add(steps)
 
     def _split_range(self, ranges: Ranges, more: int, lead: int) -> dict[int, int]:
-        """Take the first of 1 + more bytes off: the next state by that byte, which is `lead` and the highest bits."""
+        """Map the first byte of characters of 1 + `more` bytes (`lead` plus the highest bits) to the next states."""
         size, steps = 64**more, dict[int, int]()
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
             rest = tuple((a - block * size, b - block * size)
@@ -56,7 +56,7 @@ def _intersect(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges
 
 
 def _normalize(ranges: Ranges) -> Ranges:
-    """Sort and merge, and leave out what UTF-8 has no bytes for."""
+    """Sort and merge ranges, and remove surrogates, which UTF-8 cannot encode."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:

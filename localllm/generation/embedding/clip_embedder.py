@@ -1,4 +1,4 @@
-"""Texts and pictures to vectors of one space (CLIP): which picture goes with a text, and the other way round."""
+"""Embeddings of texts and images in one vector space (CLIP)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,14 +20,14 @@ Progress = Callable[[int], object]
 
 
 class PairEmbedder:
-    """A model with an encoder for texts and one for pictures. Close it.
+    """A model with an encoder for texts and one for images; close it.
 
     Attributes:
-        width: numbers of a vector.  context: the most tokens of a text.  tokens: how many were read so far.
-        warnings: lines that the user should see.
+        width: numbers of a vector.  context: most tokens of a text.  tokens: number of tokens read so far.
+        warnings: lines for the user.
     """
 
-    chunk = 1  # what is read together
+    chunk = 1  # texts or images to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
         """Load both encoders. Raises ModelError."""
@@ -39,9 +39,9 @@ class PairEmbedder:
     def embed(
         self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """Embed each text and each image: float32 [given, numbers].
+        """Embed texts and images: float32 [given, numbers].
 
-        progress: called after each with how many are done. Raises ContextError for a text that is too long, UsageError
+        progress: called after each with the number done. Raises ContextError for a text that is too long, UsageError
         for an invalid image and for invalid options.
         """
         chosen = options or EmbedOptions()
@@ -64,7 +64,7 @@ class PairEmbedder:
         return self.reader.picture(load_image(shown.source))
 
     def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
-        """Average the vectors of a text's chunks, weighted by their token counts."""
+        """Embed a text: the average of its chunks' vectors, weighted by token counts."""
         pieces = self.pieces(text, options, name)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
@@ -73,9 +73,9 @@ class PairEmbedder:
         return result
 
     def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
-        """Tokenize a text as the model reads it: one list, several for a split text, none for an image.
+        """Tokenize a text: one list of ids, several for a split text, none for an image.
 
-        name: what errors call it. Raises ContextError.
+        name: of the text, for errors. Raises ContextError.
         """
         if isinstance(text, ShownImage):
             return []
@@ -92,5 +92,5 @@ class PairEmbedder:
         return None
 
     def close(self) -> None:
-        """End the threads."""
+        """Free the model and its threads."""
         self.reader.close()

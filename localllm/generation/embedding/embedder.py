@@ -1,4 +1,4 @@
-"""Texts to vectors, and pairs of a query and a text to scores: what embedding models and rerankers are for."""
+"""Embeddings of texts, with the prompts that embedding models expect before queries and documents."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,11 +31,11 @@ class EmbedOptions:
     """Options of an embedding.
 
     Attributes:
-        dims: how many numbers, the first ones, of models that were trained so (Kusupati et al. 2022); None: all.
-        normalize: to the length 1.  role: query or document: the model's prompt for queries or documents, put in front;
-        None: nothing.
-        overflow: what is done with a text that is too long: "refuse", "cut", or "split" and averaged.
-        max_tokens: cut texts after this many tokens, including the model's special tokens; None: nowhere.
+        dims: keep the first so many numbers, for Matryoshka models (Kusupati et al. 2022); None: all.
+        normalize: to length 1.  role: "query" or "document": put the model's prompt for it before each text; None:
+        none.
+        overflow: policy for a text that is too long: "refuse", "cut", or "split" and average.
+        max_tokens: cut texts to this many tokens, including special tokens; None: no limit.
     """
 
     dims: int | None = None
@@ -58,20 +58,20 @@ class EmbedOptions:
 
 @frozen
 class ShownImage:
-    """An image in the place of a text: what localllm.images.opened takes."""
+    """An image to embed; source: see localllm.images.opened."""
 
     source: object
 
 
 class Embedder:
-    """A model that makes vectors of texts. Close it.
+    """An embedding model; close it.
 
     Attributes:
-        width: numbers of a vector.  context: the most tokens of a text.  pooling: how the rows of tokens become one.
-        tokens: how many were read so far.  warnings: lines that the user should see.
+        width: numbers of a vector.  context: most tokens of a text.  pooling: of token vectors into one.
+        tokens: number of tokens read so far.  warnings: lines for the user.
     """
 
-    chunk = 4096  # texts that are read before their vectors are written
+    chunk = 4096  # texts to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
         """Open the model. Raises ModelError, MemoryLimitError, UsageError.
@@ -92,10 +92,10 @@ class Embedder:
     def embed(
         self, texts: Iterable[str | list[int]], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """Embed each text, or its token ids: float32 [texts, numbers].
+        """Embed texts, or token ids of texts: float32 [texts, numbers].
 
-        progress: called after each run with the number of finished chunks. Raises ContextError for a text that is
-        too long, with its number, from 1; UsageError.
+        progress: called after each run with the number of finished chunks. Raises UsageError, and ContextError, with
+        the text's number from 1, for a text that is too long.
         """
         chosen = options or EmbedOptions()
         chosen.require_valid()
@@ -111,7 +111,7 @@ class Embedder:
         return unit_vectors(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
-        """Return a text's tokens, without those around it. Raises UsageError."""
+        """Return a text's token ids, without special tokens around it. Raises UsageError."""
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
             return self._tokenizer.encode(require_text("texts", text))
         ids, begin, end = token_ids(text), len(self._before), len(self._behind)
@@ -121,9 +121,9 @@ class Embedder:
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
     def pieces(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
-        """Tokenize a text as the model reads it: one list, or several for a split text.
+        """Tokenize a text: one list of ids, or several for a split text.
 
-        name: what errors call it. Raises ContextError for a text that is too long, UsageError.
+        name: of the text, for errors. Raises ContextError for a text that is too long, UsageError.
         """
         if options.role and (before := prompt_of(self._metadata, options.role, self.path)):
             text = before + require_text("texts", text)
@@ -146,7 +146,7 @@ class Embedder:
         return [whole]
 
     def usual_role(self, role: str) -> str | None:
-        """Return a role if the model has a prompt for it; None if it is not known to have one."""
+        """Return the role if the model is known to have a prompt for it, else None."""
         try:
             prompt_of(self._metadata, role, self.path)
         except UsageError:
@@ -154,12 +154,12 @@ class Embedder:
         return role
 
     def close(self) -> None:
-        """End the threads."""
+        """Free the model and its threads."""
         self.reader.close()
 
 
 def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
-    """Return the pooling type of a model. Raises UsageError, and ModelError for a model that makes none."""
+    """Return the pooling type of a model. Raises UsageError, and ModelError for other than embedding models."""
     if wanted not in (None, *POOLINGS):
         raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
     _, hyperparameters = architecture(file)
@@ -180,7 +180,7 @@ def has_head(file: GGUFFile) -> bool:
 
 
 def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
-    """Average the vectors of each text's chunks, weighted by their token counts."""
+    """Average the vectors of each text's chunks, weighted by token counts; owners: the text of each chunk."""
     if len(set(owners)) == len(owners):
         return rows
     counts = np.array([len(piece) for piece in pieces], np.float64)
@@ -196,9 +196,9 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-PROMPT = "localllm.prompt."
+PROMPT = "localllm.prompt."  # keys of files that localllm converts, from sentence-transformers' prompts
 INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
-# By what the name of a model has in it: in front of queries, and of documents.
+# Prompts before queries and documents, from the model cards, by a pattern of the model's name.
 KNOWN = {
     r"nomic": ("search_query: ", "search_document: "),
     r"\be5\b": ("query: ", "passage: "),
@@ -212,7 +212,7 @@ KNOWN = {
 
 
 def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
-    """Return the model's prompt for a query or a document. Raises UsageError if the file has none."""
+    """Return the prompt that the model expects before a query or document. Raises UsageError if it is unknown."""
     given = metadata.get(PROMPT + role)
     if isinstance(given, str):
         return given

@@ -1,8 +1,8 @@
 """Score pairs of a query and a text: models with a classification head, and Qwen3's rerankers.
 
-A pair is written as the model's own tokenizer writes it: [CLS] query [SEP] text [SEP] for BERT, whose second part is of
-another kind; <s> query </s></s> text </s> for XLM-RoBERTa; a question that yes or no answers for Qwen3, whose score is
-how likely yes is (Zhang et al. 2025, arXiv 2506.05176).
+A pair is tokenized as in the model's training: [CLS] query [SEP] text [SEP] with two token types for BERT;
+<s> query </s></s> text </s> for XLM-RoBERTa; a yes-no question for Qwen3, whose score is the probability of yes (Zhang
+et al. 2025, arXiv 2506.05176).
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from localllm.values import require_text
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
-LEAST_ROOM = 16  # tokens of a text that a query leaves at least
+LEAST_ROOM = 16  # fewest tokens that a query must leave for a text
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QUESTION = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
@@ -33,11 +33,11 @@ ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Reranker:
-    """A model that scores how well texts answer a query. Close it.
+    """A model that scores the relevance of texts to a query; close it.
 
     Attributes:
-        context: the most tokens of a pair.  tokens: how many were read so far.  warnings: lines for the user.
-        labels: the meaning of the scores; the first one, or "yes", is its relevance.
+        context: most tokens of a pair.  tokens: number of tokens read so far.  warnings: lines for the user.
+        labels: names of the head's outputs; a single output, or "yes", is the relevance.
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):
@@ -56,9 +56,9 @@ class Reranker:
     def rerank(
         self, query: str, texts: Iterable[str], cut: bool = False, progress: Progress | None = None
     ) -> np.ndarray:
-        """Return how relevant each text is to the query: float32 [texts], as the model says it: larger is better.
+        """Return the relevance of each text to the query: the model's scores, float32 [texts]; larger is better.
 
-        cut: texts that are too long, instead of raising ContextError, which has the text's number, from 1. Raises
+        cut: cut texts that are too long, instead of raising ContextError with the text's number from 1. Raises
         UsageError.
         """
         pair = self._question if self._asks else self._pair
@@ -70,7 +70,7 @@ class Reranker:
         return self._relevance(rows)
 
     def _relevance(self, rows: np.ndarray) -> np.ndarray:
-        """Return the relevance from a head's outputs."""
+        """Return the relevance, float32 [texts], from a head's outputs, float32 [texts, outputs]."""
         if rows.shape[1] == 1:
             return rows[:, 0]
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
@@ -80,17 +80,17 @@ class Reranker:
         return result
 
     def _pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """Tokenize a pair; return its tokens, and where the second text begins."""
+        """Tokenize a pair for an encoder; return its tokens and the position of the second text."""
         t = self._tokenizer
         first = [t.bos_id] if t.bos_id is not None else []
         end = [t.eos_id] if t.eos_id is not None else []
-        # RoBERTa's byte-level and unigram vocabularies put two between; WordPiece's one.
+        # WordPiece vocabularies have one separator, RoBERTa's byte-level and unigram ones two.
         between = end if t.marks_pairs else end * 2
         head = [*first, *query, *between]
         return [*head, *self._fitting(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
 
     def _question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """Tokenize a pair for a decoder, as one text."""
+        """Tokenize a pair for a decoder, as a question; return its tokens and their number."""
         t = self._tokenizer
         head = [
             *t.encode(QUESTION, special=True), *t.encode(f"<Instruct>: {INSTRUCTION}\n<Query>: "), *query,
@@ -101,6 +101,7 @@ class Reranker:
         return whole, len(whole)
 
     def _fitting(self, ids: list[int], others: int, cut: bool, number: int) -> list[int]:
+        """Return the tokens of a text, cut to the context; others: number of the pair's other tokens."""
         room = self.context - others
         if room < min(LEAST_ROOM, self.context // 2):
             raise UsageError(
@@ -114,12 +115,12 @@ class Reranker:
         return ids[:room]
 
     def close(self) -> None:
-        """End the threads."""
+        """Free the model and its threads."""
         self.reader.close()
 
 
 def require_reranker(file: GGUFFile) -> None:
-    """Raise ModelError for a model without a head for scores."""
+    """Raise ModelError for a model without a classification head."""
     architecture(file)
     if not has_head(file) or read_pooling(Fields.of(file)) not in (None, RANK):
         makes = "vectors of texts: use localllm embed" if read_pooling(Fields.of(file)) else "text, and no scores"

@@ -1,7 +1,4 @@
-"""The candidates for the next token and their logits: the input and output of every sampling step.
-
-They also hold the text's previous tokens, as many as the steps look back.
-"""
+"""The candidates for the next token, which every sampling step takes and returns, and the history of tokens."""
 
 import copy
 import math
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 
 LARGEST = float(np.finfo(np.float32).max)
-LARGEST_DOUBLE = 1e300  # far enough from float64's largest for any difference
+LARGEST_DOUBLE = 1e300  # differences of such numbers stay finite in float64
 
 
 class Candidates(NamedTuple):
@@ -41,11 +38,11 @@ class Candidates(NamedTuple):
     def keep(self, index: np.ndarray | slice) -> "Candidates":
         """Keep the candidates at the index: a slice, a mask or ascending integers."""
         if isinstance(index, np.ndarray) and index.dtype == np.bool_:
-            index = np.flatnonzero(index)  # a mask itself, twice, takes twice as long
+            index = np.flatnonzero(index)  # indexing twice by a mask takes twice as long
         return Candidates(self.ids[index], self.logits[index], self.ranked)
 
     def rank(self, count: int | None = None) -> "Candidates":
-        """Return the `count` most likely (None: all) in order; of equals, the first as before. Raises as `best`."""
+        """Return the `count` most likely (None: all), ranked; equal ones keep their order. Raises as `best`."""
         _ = self.best
         order = np.argsort(-self.logits, kind="stable")[:count]
         return Candidates(self.ids[order], self.logits[order], ranked=True)
@@ -58,12 +55,12 @@ class Candidates(NamedTuple):
         return changed.rank() if self.ranked else changed
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find tokens int64 [m] among the candidates: bool [m], and the indices of those found, int64 [at most m]."""
+        """Find tokens int64 [m]: return which are candidates, bool [m], and the indices of these, int64 [at most m]."""
         order = np.argsort(self.ids) if self.ranked else None
         places = np.minimum(np.searchsorted(self.ids, tokens, sorter=order), len(self.ids) - 1)
         places = places if order is None else order[places]
-        found = self.ids[places] == tokens
-        return found, places[found]
+        is_candidate = self.ids[places] == tokens
+        return is_candidate, places[is_candidate]
 
     def probabilities(self) -> np.ndarray:
         """Compute the softmax of the logits, float64 [n]."""
@@ -113,25 +110,25 @@ class History:
 
 
 class Breakers:
-    """Texts that end a repeated sequence, however they are tokenized."""
+    """DRY's sequence breakers, found in the text, however it is tokenized."""
 
     def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer | None"):
-        """Prepare to look for the texts; tokenizer: may be None if there are none."""
+        """Set up; tokenizer: may be None without texts."""
         self._texts, self._tokenizer = [text.encode() for text in texts], tokenizer
         self._longest = max(map(len, self._texts), default=1)
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended
 
     def push(self, token: int) -> None:
         """Append a token."""
-        said, before = self._tail + self._bytes(token), len(self._tail)
-        ended = any(said.find(text, max(0, before - len(text) + 1)) >= 0 for text in self._texts)
+        data, before = self._tail + self._bytes(token), len(self._tail)
+        ended = any(data.find(text, max(0, before - len(text) + 1)) >= 0 for text in self._texts)
         self.since = 0 if ended else self.since + 1
-        self._tail = said[max(0, len(said) - self._longest + 1) :]
+        self._tail = data[max(0, len(data) - self._longest + 1) :]
 
     def are_in(self, token: int) -> bool:
         """Return whether a token contains one of the texts."""
-        said = self._bytes(token)
-        return any(text in said for text in self._texts)
+        data = self._bytes(token)
+        return any(text in data for text in self._texts)
 
     def _bytes(self, token: int) -> bytes:
         """Return a token's bytes; of a control token, its name."""

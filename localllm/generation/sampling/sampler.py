@@ -3,8 +3,8 @@
     allowed -> logit bias -> penalties -> dry -> top_n_sigma -> top_k -> typical -> top_p -> min_p -> xtc -> temperature
         -> adaptive_p -> draw
 
-A step is a function from candidates to candidates and may be anywhere in the chain, which is only their order; steps
-that are off are not in it. As soon as top_k has ranked and cut the candidates, the other steps work on few.
+A step is a function from candidates to candidates, and the chain is a list of the steps that are on. After top_k, the
+steps have few candidates left to work on.
 """
 
 import copy
@@ -206,15 +206,13 @@ def chain(options: CompleteOptions) -> list[str]:
 
 
 class Sampler:
-    """Chooses one token after the other. The same seed, options and logits give the same tokens."""
+    """Samples one token after the other. The same seed, options and logits give the same tokens."""
 
     def __init__(self, options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None" = None):
         """Check the options against the vocabulary.
 
-        vocab: how many tokens exist; logits beyond are padding and never chosen. tokenizer: tells which tokens contain
-        a dry breaker and which end an answer; needed for these options only.
-
-        Raises UsageError for a bias of a token that does not exist.
+        vocab: vocabulary size; logits beyond it are padding. tokenizer: only needed for DRY's breakers, infill and
+        ignore_eos. Raises UsageError for a bias of a token that does not exist.
         """
         self.options = chosen = options.complete
         self.vocab = vocab
@@ -226,7 +224,7 @@ class Sampler:
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
-        """Return an independent sampler that would choose the same; vocab: if fewer tokens exist for it."""
+        """Return an independent sampler in the same state; vocab: a smaller vocabulary size for it."""
         twin = copy.copy(self)
         twin._state = self._state.copy()
         if vocab is not None and vocab < self.vocab:
@@ -234,24 +232,24 @@ class Sampler:
         return twin
 
     def restore(self, earlier: "Sampler") -> None:
-        """Go back to where a copy was made, which goes on by itself."""
+        """Go back to the state of a copy; the copy stays independent."""
         self._state = earlier._state.copy()
 
     def read(self, prompt: Sequence[int]) -> None:
-        """Set the prompt, which penalties look back on, but not on its images."""
+        """Append a prompt, without its images, to the history that penalties use."""
         prompt, most = without_images(prompt), self._state.history.most
         for token in prompt if most < 0 else prompt[len(prompt) - min(most, len(prompt)) :]:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """Append a token to the history, of the prompt or sampled."""
+        """Append a token of the prompt or the answer to the history."""
         if self._learns:
             self._state.learn(self.options, token)
 
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """Sample the next token's id from `distribution`."""
         state = self._state
-        state.key = state.random.getrandbits(64)  # one for each token, so that a copy that sees other logits keeps step
+        state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
         candidates = self._left(logits, allowed)
         token = int(candidates.ids[candidates.best]) if len(candidates.ids) == 1 else draw(candidates, state.key)
         state.drawn = token
@@ -260,14 +258,12 @@ class Sampler:
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Compute the distribution of the next token: ids int64 [n] and probabilities float64 [n].
 
-        logits: float32 [vocab] or longer. Greedy: one token with probability 1.
-
-        allowed: bool [vocab] or longer, the mask of a grammar, or None for all. Raises LocalllmError if no token is
-        allowed or if the logits are not numbers.
+        logits: float32 [vocab] or longer.  allowed: bool [vocab] or longer, the mask of a constraint; None: all.
+        Greedy: one token with probability 1. Raises LocalllmError if no token is allowed or the logits are NaN.
         """
-        looking = self.copy()
-        looking._state.key = looking._state.random.getrandbits(64)
-        candidates = looking._left(logits, allowed)
+        twin = self.copy()
+        twin._state.key = twin._state.random.getrandbits(64)
+        candidates = twin._left(logits, allowed)
         return candidates.ids, candidates.probabilities()
 
     def _left(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
@@ -285,7 +281,7 @@ class Sampler:
 
 @lru_cache(2)
 def ids_below(vocab: int) -> np.ndarray:
-    """Return all ids in order, int64 [vocab], read-only. An array for each of a server's answers was 0.4 to 2 MB."""
+    """Return the ids from 0 on, int64 [vocab], read-only; shared, because each array takes 0.4 to 2 MB."""
     ids = np.arange(vocab)
     ids.flags.writeable = False
     return ids
@@ -317,7 +313,7 @@ def log_total(logits: np.ndarray) -> float:
 def make_samplers(
     options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: "Tokenizer | None" = None
 ) -> list[Sampler]:
-    """Return n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
+    """Return n samplers after the prompt, with consecutive seeds from that of the options or a random one."""
     first = Sampler(options, vocab, tokenizer)
     others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
     for sampler in (first, *others):

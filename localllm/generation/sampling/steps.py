@@ -1,7 +1,7 @@
-"""The steps of sampling: functions from candidates to candidates, which may be anywhere in a chain.
+"""The sampling steps: functions from candidates to candidates, which can be combined in any order.
 
-Each names the paper it comes from. They agree with llama.cpp's, in float64 where it has float32, except where they say
-so; and tokens that are excluded (by a grammar or a bias) are no candidates here and -inf there.
+Each cites its source. They agree with llama.cpp's, except where noted, and compute in float64 where it uses float32.
+Tokens that a grammar or a bias excludes are removed from the candidates; llama.cpp sets their logits to -inf.
 """
 
 import math
@@ -13,14 +13,14 @@ import numpy as np
 from localllm.errors import ConstraintError
 from localllm.generation.sampling.candidates import LARGEST, Breakers, Candidates
 
-COLDEST, HOTTEST = 1e-200, 1e300  # temperatures beyond do the same, but would leave float64's range
-LARGEST_POWER = math.log(LARGEST)  # the logarithm of the largest power that is worth computing
-IMPOSSIBLE = 1e-300  # a probability that is as good as 0
+COLDEST, HOTTEST = 1e-200, 1e300  # temperatures are clamped to these, to stay within float64's range
+LARGEST_POWER = math.log(LARGEST)  # logarithm of the largest power that is computed
+IMPOSSIBLE = 1e-300  # probabilities below count as 0
 INFILL_LEAST = 0.2  # infill: the probability that a token needs
-ZIPF_TOKENS = 100  # from which mirostat estimates the shape of the distribution
-MOST_MU = 1e300  # bits; what mirostat aims at stays finite
+ZIPF_TOKENS = 100  # most likely tokens, from which mirostat estimates the exponent of Zipf's law
+MOST_MU = 1e300  # bits; bound of mirostat's mu
 
-# adaptive-p: logits are PEAK at the target, and fall at first with the square and then in proportion to the distance.
+# adaptive-p: logits are PEAK at the target, and fall with the square of small distances and linearly for large ones.
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
@@ -32,7 +32,7 @@ def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
 
 
 def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -> Candidates:
-    """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); with -inf a token is excluded."""
+    """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); -inf excludes a token."""
     found, places = candidates.find(tokens)
     biases = biases[found]
     candidates = candidates.move(places, candidates.logits[places] + biases)
@@ -46,7 +46,7 @@ def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -
 def penalties(
     candidates: Candidates, recent: np.ndarray, repeat: float = 1.0, presence: float = 0.0, frequency: float = 0.0
 ) -> Candidates:
-    """Make recent tokens int64 [m] less likely.
+    """Lower the logits of recent tokens, int64 [m].
 
     Repetition: Keskar et al. 2019 (CTRL), with llama.cpp's rule for negative logits; presence and frequency: OpenAI's.
     """
@@ -68,13 +68,12 @@ def within(number: float) -> float:
 def dry(
     candidates: Candidates, recent: np.ndarray, breakers: Breakers, multiplier: float, base: float, allowed_length: int
 ) -> Candidates:
-    """Make tokens less likely that would continue with a sequence the text has had already: "don't repeat yourself".
+    """Lower the logits of tokens that would continue the repetition of a sequence (DRY, "don't repeat yourself").
 
-    Source: p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens, all since a
-    breaker, also occur earlier among the recent ones int64 [m], the token after them loses multiplier * base ** (n -
-    allowed_length), with the largest n of at least allowed_length. A token that contains a breaker is not penalized.
-
-    Unlike in llama.cpp, breakers are found in the text, and not by the tokens that they are usually cut into.
+    Source: p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens, all after
+    the latest breaker, also occur earlier in `recent`, int64 [m], the logit of the token that followed them there is
+    lowered by multiplier * base ** (n - allowed_length), for the largest n >= allowed_length. Tokens that contain a
+    breaker are not penalized. Unlike in llama.cpp, breakers are found in the text and not by their usual tokens.
     """
     limit = min(breakers.since, len(recent))
     if len(recent) <= allowed_length or limit < allowed_length:
@@ -93,9 +92,9 @@ def dry(
 
 
 def find_repetitions(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
-    """Find the tokens that followed earlier occurrences of the last tokens, and the lengths of these matches.
+    """Return the tokens that followed earlier occurrences of the last tokens, with the lengths of these matches.
 
-    recent: int64 [m]. Lengths go from `least` to `most`; of each token, the longest.
+    recent: int64 [m]. Only lengths from `least` to `most` count; a token gets its longest match.
     """
     lengths = np.zeros(len(recent) - 1, np.int64)
     ends = np.arange(len(recent) - 1)
@@ -107,14 +106,15 @@ def find_repetitions(recent: np.ndarray, most: int, least: int) -> dict[int, int
         lengths[ends] += 1
     ends = np.flatnonzero(lengths >= least)
     ends = ends[np.argsort(lengths[ends], kind="stable")]
-    return dict(zip(recent[ends + 1].tolist(), lengths[ends].tolist(), strict=True))  # of equal tokens, the last stays
+    # The last, longest match of a token wins.
+    return dict(zip(recent[ends + 1].tolist(), lengths[ends].tolist(), strict=True))
 
 
 def top_k(candidates: Candidates, k: int) -> Candidates:
     """Keep the k most likely tokens (0: all), ranked (Fan et al. 2018, arXiv 1805.04833).
 
-    At least k tokens reach the k-th largest of the maxima over 64 strided groups, so only those that do are sorted:
-    0.06 ms for k = 40 of 128256, where np.argpartition takes 1.1 ms. All of them take 6.5 ms.
+    At least k tokens reach the k-th largest of the maxima of strided groups of 64, so only those that do are sorted:
+    0.06 ms for k = 40 of 128256, where np.argpartition takes 1.1 ms, and sorting all takes 6.5 ms.
     """
     if candidates.ranked:
         return candidates.keep(slice(k or None))
@@ -122,7 +122,7 @@ def top_k(candidates: Candidates, k: int) -> Candidates:
     if 0 < k < groups:
         maxima = candidates.logits[: groups * 64].reshape(64, groups).max(axis=0)
         less = candidates.logits < np.partition(maxima, -k)[-k]
-        candidates = candidates.keep(np.flatnonzero(~less))  # and not >=, which would drop a NaN unseen
+        candidates = candidates.keep(np.flatnonzero(~less))  # not >=, which would drop a NaN
     return candidates.rank(k or None)
 
 
@@ -136,8 +136,8 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 def typical(candidates: Candidates, p: float) -> Candidates:
     """Keep the tokens of most typical surprise up to total probability p (locally typical sampling).
 
-    Meister et al. 2022, arXiv 2202.00666: those whose surprise is nearest to the expected one. Where some tokens are
-    impossible, llama.cpp's keeps any: its entropy is not a number.
+    Meister et al. 2022, arXiv 2202.00666: the tokens whose surprise is nearest to its expectation. If some tokens have
+    probability 0, llama.cpp's version keeps arbitrary ones, because its entropy is NaN.
     """
     if p >= 1:
         return candidates
@@ -172,11 +172,12 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def xtc(candidates: Candidates, probability: float, threshold: float, chance: float) -> Candidates:
-    """Exclude top choices: of the tokens with at least this probability, keep the least likely.
+    """Exclude top choices: of the tokens with at least probability `threshold`, keep only the least likely.
 
     p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/6335.
 
-    chance: a random number from 0 to 1; above `probability`, nothing happens. Of equals, those with the lowest ids go.
+    chance: a random number from 0 to 1; above `probability`, nothing is excluded. Of equally likely ones, the highest
+    id is kept.
     """
     if chance > probability:
         return candidates
@@ -197,10 +198,10 @@ def temperature(candidates: Candidates, t: float) -> Candidates:
 
 
 def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent: float) -> Candidates:
-    """Scale by a temperature from t - range to t + range, higher where the model is less sure.
+    """Scale by a temperature from t - range to t + range, which grows with the entropy.
 
-    The idea is in Zhu et al. 2023, arXiv 2309.02772: the temperature follows the entropy, divided by the largest
-    possible entropy of that many tokens, to the power of the exponent.
+    The position in this interval is the entropy, divided by its maximum for so many tokens, to the power of the
+    exponent. The idea is in Zhu et al. 2023, arXiv 2309.02772.
     """
     if len(candidates.ids) == 1:
         return candidates
@@ -218,12 +219,10 @@ def likeliest(candidates: Candidates) -> Candidates:
 
 
 def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
-    """Keep the k most likely tokens, with k for a surprise of mu bits (Mirostat, version 1).
+    """Keep the k most likely tokens, where k gives a surprise of mu bits (Mirostat, version 1).
 
-    Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to fall by Zipf's law, whose exponent is estimated;
-    vocab: number of tokens.
-
-    llama.cpp has another k if a power is out of float32's range or not a number.
+    Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to follow Zipf's law, whose exponent is estimated.
+    vocab: vocabulary size. llama.cpp has another k if a power is beyond float32's range or NaN.
     """
     first = top_k(candidates, ZIPF_TOKENS)
     logits = first.logits[np.isfinite(first.logits)].astype(np.float64)
@@ -240,7 +239,7 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
 
 
 def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
-    """Keep tokens that surprise by at most mu bits, and the most likely one (Basu et al. 2021, arXiv 2007.14966)."""
+    """Keep tokens with a surprise of at most mu bits, and the most likely one (Basu et al. 2021, arXiv 2007.14966)."""
     best = candidates.best
     below = candidates.logits - candidates.logits[best]
     total = float(np.exp(below).sum(dtype=np.float64))
@@ -250,7 +249,7 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
 
 
 def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
-    """Mirostat's mu after a token that was drawn with this probability: nearer to a surprise of `target` bits."""
+    """Return mirostat's next mu after a token with this probability; target: surprise in bits; rate: learning rate."""
     error = -math.log2(max(probability, IMPOSSIBLE)) - target
     return min(max(mu - rate * error, -MOST_MU), MOST_MU)
 
@@ -258,7 +257,7 @@ def learnt_mu(mu: float, probability: float, target: float, rate: float) -> floa
 def adaptive_p(candidates: Candidates, target: float) -> Candidates:
     """Prefer tokens whose probabilities are near the target (by MrJackSpade and ddh0, llama.cpp's pull request 17927).
 
-    Every candidate has a chance, so the steps before should have cut the unlikely ones.
+    Even unlikely candidates stay possible, so earlier steps should remove these.
     """
     distances = np.abs(candidates.probabilities() - target) / WIDTH
     logits = PEAK - SHARPNESS * distances**2 / (1 + distances)
@@ -269,8 +268,8 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
 def draw(candidates: Candidates, key: int) -> int:
     """Sample a token by its probability: the largest sum of logit and Gumbel noise (the Gumbel-max trick).
 
-    A token's noise depends on nothing but its id and the key, 64 bits. So two models with similar probabilities draw
-    the same token most of the time, without communication (Daliri et al. 2024, arXiv 2408.07978).
+    A token's noise depends only on its id and the key, 64 bits. So two models with similar probabilities draw the same
+    token most of the time, without communication (Daliri et al. 2024, arXiv 2408.07978).
     """
     _ = candidates.best
     noise = -np.log(-np.log(uniform(candidates.ids, key)))
@@ -289,13 +288,13 @@ def uniform(ids: np.ndarray, key: int) -> np.ndarray:
 def infill(
     candidates: Candidates, token_bytes: Callable[[int], bytes], ends: Collection[int], end: int | None
 ) -> Candidates:
-    """Keep what a text in the middle goes on with, or its end: llama.cpp's, for few candidates (after top_k and top_p).
+    """Keep end tokens or confident tokens for fill-in-the-middle: llama.cpp's step, after top_k and top_p.
 
-    If an end is likely, only ends stay. Else the probabilities of tokens that begin alike are added up, and tokens stay
-    that have 0.2 then, and their share of what such ones have. If none has that much, the text ends.
-
-    token_bytes: of a token, none of a control token.  ends: tokens that end an answer.  end: the one to end it with, or
-    None if it may not end: then the most likely token stays.
+    If end tokens are likely, only these stay. Otherwise the probabilities of tokens of which one is a prefix of the
+    other are merged; tokens stay that then have at least INFILL_LEAST and an average share of such tokens' total. If
+    there are none, the answer ends.
+    token_bytes: bytes of a token, b"" of a control token.  ends: end tokens.  end: the one to end with; None if the
+    answer may not end, so that the most likely token stays.
     """
     ranked = candidates.rank()
     probabilities, is_end = ranked.probabilities(), np.isin(ranked.ids, list(ends))
@@ -310,9 +309,9 @@ def infill(
 
 
 def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
-    """Add up the probabilities of tokens of which one begins with the other, with the likelier one; float64 [n].
+    """Merge the probabilities of tokens of which one is a prefix of the other into that of the likelier; float64 [n].
 
-    probabilities: ranked.
+    probabilities: ranked, float64 [n].  texts: of the tokens.
     """
     merged, is_there = probabilities.copy(), [True] * len(texts)
     order = sorted(range(len(texts)), key=texts.__getitem__)

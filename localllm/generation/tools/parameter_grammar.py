@@ -1,4 +1,4 @@
-"""The grammar of parameters that have marks of their own, in llguidance's dialect of Lark."""
+"""The grammar of arguments whose parameters have marks of their own, in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from localllm.generation.tools.tool_call_format import ParameterMarks
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-MOST_FREE = 6  # parameters that come at most once, in any order: there is a rule for each set of those that were there
+MOST_FREE = 6  # parameters that may come in any order, each once: there is a rule for each subset of them
 FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
 
 class ParameterGrammar:
-    """The rules of one tool's arguments: each parameter at most once, those that are required always.
+    """The rules of one tool's arguments: each parameter at most once, in any order, and all required ones.
 
-    Their order is free, since the format prescribes none. Of more than MOST_FREE, optional ones may be repeated, and
-    the parser takes the first; more than MOST_FREE that are required come in the schema's order.
+    With more than MOST_FREE parameters, optional ones may be repeated (the parser takes the first value); more than
+    MOST_FREE required ones must come in the schema's order.
     """
 
     def __init__(self, rule: str, schema: Schema, marks: ParameterMarks, tokenizer: "Tokenizer",
@@ -63,7 +63,7 @@ class ParameterGrammar:
         """Return the rule for the text after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
         for number in self._candidates(used):
-            # Where the order is the schema's, those that were passed over are as good as used.
+            # In the schema's order, parameters before this one cannot come any more.
             now = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
             following.add((now, True))
             alternatives.append(f"{mark} {self._rule}_{number} {self._name(now, True)}")
@@ -82,7 +82,7 @@ class ParameterGrammar:
         return left[: needed + 1]
 
     def _parameter(self, rule: str, name: str, form: ParameterForm) -> list[str]:
-        """Rules of one: its name, its value, and the marks."""
+        """Return the rules of one parameter: its name, value and marks."""
         marks, rules, values = self._marks, list[str](), list[str]()
         is_same = marks.text == marks.json
         if form.texts:
@@ -97,7 +97,7 @@ class ParameterGrammar:
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
     def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
-        """Add rules for a text with the marks around it."""
+        """Return the terms, and further rules, for a string with the marks around it."""
         mid, close = self._marks.text
         head = f"{self._literal(mid)} {rule}_v"
         if choices := form.choices:

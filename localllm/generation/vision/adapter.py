@@ -1,4 +1,4 @@
-"""Loads an open model's projector: with the first image, or when one is chosen."""
+"""Load the projector of an open model with the first image, or when one is chosen."""
 
 import os
 from typing import TYPE_CHECKING
@@ -13,20 +13,16 @@ if TYPE_CHECKING:
 
 
 class VisionAdapter:
-    """A model's image encoder, opened when it is needed. Threads that encode wait for each other.
-
-    Attributes:
-        encoder: encodes images, None until it is needed.
-    """
+    """A model's image encoder, opened when it is needed; encoder: None until then. Thread-safe."""
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
-        """Prepare; path: of the model; threads: that encode; keeps: whether encoded images are cached on disk."""
+        """Set up; path: of the model.  threads: number for encoding.  keeps: cache encoded images on disk."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
         self.encoder: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
-        """Use this projector from now on, None for the one next to the model; pan_and_scan: crops of long images, too.
+        """Open a projector, None for the one next to the model; pan_and_scan: also encode crops of long images.
 
         Raises as ImageEncoder, and UsageError if there is no projector.
         """

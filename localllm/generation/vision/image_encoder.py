@@ -1,4 +1,4 @@
-"""A model's image encoder: its projector, and the token ids that represent encoded images."""
+"""A model's image encoder: the projector, and the token ids that stand for encoded images in prompts."""
 
 import hashlib
 import os
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.text.tokenizer import Tokenizer
 
-# What was seen last is not encoded again: 64 images at least, and more while they take less than 256 MB.
+# Cached encoded images: the latest 64, and more up to 256 MB.
 LEAST, MOST_BYTES = 64, 256 << 20
 
 
 class EncodedImage(NamedTuple):
-    """An image: ids among a prompt's tokens, and what they call."""
+    """An encoded image: its token ids in a prompt, and the embeddings that they stand for."""
 
     ids: list[int]
     seen: list[ImageEmbedding]
 
 
 class ImageEncoder:
-    """A projector for a model that is open. Not for several threads at once.
+    """The projector of an open model. Not thread-safe.
 
     Attributes:
-        path: of the projector's file.  encoded: how many images were encoded.
+        path: of the projector's file.  encoded: number of images that were encoded and not cached.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class ImageEncoder:
     ):
         """Load the projector.
 
-        keeps: store encoded images from process to process; pan_and_scan: crops of long images, too. Raises ModelError
-        for an invalid projector or that of another model, UnsupportedError, UsageError for crops that its family does
-        not have.
+        keeps: also cache encoded images on disk.  pan_and_scan: also encode crops of long images. Raises ModelError
+        for an invalid projector or that of another model, UnsupportedError, and UsageError if its family has no
+        pan-and-scan.
         """
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._known: OrderedDict[bytes, EncodedImage] = OrderedDict()
@@ -77,7 +77,7 @@ class ImageEncoder:
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
     def encode(self, source: object) -> EncodedImage:
-        """Encode an image, as in localllm.images.opened; its ids are known as long as the result is referenced.
+        """Encode an image, see localllm.images.opened; the engine knows its ids while the result is referenced.
 
         Raises UsageError, ModelError.
         """
@@ -93,7 +93,7 @@ class ImageEncoder:
         return look
 
     def _fingerprint(self) -> bytes:
-        """Return the encoder's fingerprint."""
+        """Return the fingerprint of the projector and the code that prepares images, for keys of the disk cache."""
         try:
             return projector_fingerprint(self._file, self._reader.operations, (vision, images))
         except OSError:  # the file is gone
@@ -101,7 +101,7 @@ class ImageEncoder:
             return self.path.encode()
 
     def _encode_image(self, image: "Image.Image", digest: bytes) -> EncodedImage:
-        """Encode an image for the first time."""
+        """Encode an image that is not cached in memory."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)
         rows = self._files.find(digest) if self._files else None
@@ -123,7 +123,7 @@ class ImageEncoder:
         return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
 
     def _forget(self) -> None:
-        """Forget the image that was used longest ago."""
+        """Drop the least recently used images from the cache."""
         while len(self._known) > LEAST and sum(map(size_of, self._known.values())) > MOST_BYTES:
             self._known.popitem(last=False)
 
@@ -132,5 +132,5 @@ class ImageEncoder:
 
 
 def size_of(look: EncodedImage) -> int:
-    """Bytes."""
+    """Return the bytes of an encoded image."""
     return sum(seen.rows.nbytes for seen in look.seen)

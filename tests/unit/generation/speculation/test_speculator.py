@@ -21,7 +21,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.speculation import acceptance as speculation
-from localllm.generation.speculation import eagle as heads
+from localllm.generation.speculation import draft_model as heads
 from localllm.generation.speculation.acceptance import (
     GAIN,
     LOSS,
