@@ -70,8 +70,8 @@ def find_partial_answer(
     thought = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")
     text = final["content"] or ""
     if isinstance(format, Tags) and text.lstrip().startswith(format.opens):
-        inner, closing, behind = text.lstrip()[len(format.opens) :].partition(format.closes)
-        thought, text = inner.strip() if closing else inner.lstrip(), behind.lstrip()
+        inner, closing, after = text.lstrip()[len(format.opens) :].partition(format.closes)
+        thought, text = inner.strip() if closing else inner.lstrip(), after.lstrip()
     return PartialAnswer(text if text.strip() else "", thought if format else "")
 
 
@@ -85,11 +85,11 @@ def render_up_to(
     thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
     final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}
     try:
-        text, mark, behind = render([*messages[:-1], final]).rpartition(MARK)
+        text, mark, after = render([*messages[:-1], final]).rpartition(MARK)
     except ModelError:
         return None
     if not mark:
         return None
-    is_whole, is_stripped = not thoughts or THOUGHT_MARK in text, not behind.lstrip(BREAK).startswith(" ")
+    is_whole, is_stripped = not thoughts or THOUGHT_MARK in text, not after.lstrip(BREAK).startswith(" ")
     text = text.replace(THOUGHT_MARK, "")
     return (text.rstrip() if is_stripped else text), is_whole

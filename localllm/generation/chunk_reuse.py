@@ -67,8 +67,8 @@ def extend(ours: np.ndarray, theirs: np.ndarray, chunk: Chunk, free: int) -> Chu
     place, first, _ = chunk
     back = min(place - free, first)
     before = same(ours[place - back : place][::-1], theirs[first - back : first][::-1])
-    behind = min(len(ours) - place, len(theirs) - first)
-    count = same(ours[place : place + behind], theirs[first : first + behind])
+    after = min(len(ours) - place, len(theirs) - first)
+    count = same(ours[place : place + after], theirs[first : first + after])
     return Chunk(place - before, first - before, before + count)
 
 

@@ -65,8 +65,8 @@ class Infill:
         first = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         files = self._encode_files(tokenizer, marks, None if most is None else most_files)
         parts = [[marks.prefix, *prefix, *typed], [marks.suffix, *suffix]]
-        before, behind = reversed(parts) if self.suffix_first else parts
-        return [*first, *files, *before, *behind, marks.middle]
+        before, after = reversed(parts) if self.suffix_first else parts
+        return [*first, *files, *before, *after, marks.middle]
 
     def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, most: int | None) -> list[int]:
         """Encode the other files; the first ones are left out if all together have more than `most` tokens."""

@@ -179,7 +179,7 @@ class GenerationMixin:
         given: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**given, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
-        return lambda said: self.session.chat([*messages, *said], later if said else first)
+        return lambda new: self.session.chat([*messages, *new], later if new else first)
 
     def candidates(
         self,

@@ -80,7 +80,7 @@ class Session(Conversation[Generation]):
         begun = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
-        if latest and latest.tokens and self._is_said_by(latest):
+        if latest and latest.tokens and self._is_exact_text(latest):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
             seen = latest.seen
         else:
@@ -106,7 +106,7 @@ class Session(Conversation[Generation]):
     def count(self, text: str) -> int:
         return len(self.tokenizer.encode(text))
 
-    def _is_said_by(self, answer: Generation) -> bool:
+    def _is_exact_text(self, answer: Generation) -> bool:
         """Return whether an answer's tokens are exactly its text, without a stop string after it."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 

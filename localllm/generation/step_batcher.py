@@ -61,7 +61,7 @@ class Step:
         kinds = {one.logits for one in (*others, self) if one.wants_more}
         return not self.is_alone and not others[0].is_alone and self.size <= room and len(kinds) <= 1
 
-    def go_back(self) -> None:
+    def undo(self) -> None:
         """Truncate its sequences to their lengths before a failed run."""
         for (sequence, _), held in zip(self.spans, self._held, strict=True):
             if len(sequence.tokens) > held:
@@ -196,7 +196,7 @@ class StepBatcher:
                 if is_shared:  # a single caller need not be waited for
                     self._due.add(step.member)
             elif not step.is_done:
-                step.go_back()
+                step.undo()
         self._queue[:0] = [step for step in batch if not step.is_done]
         self._latest, self._running = [step.member for step in batch], []
         self._notify()
@@ -234,7 +234,7 @@ def run(batch: list[Step]) -> None:
             batch[0].error = error
             return
         for step in batch:
-            step.go_back()
+            step.undo()
             run([step])
         return
     tokens, seconds = sum(step.size for step in batch), perf_counter() - began

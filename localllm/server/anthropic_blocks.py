@@ -118,8 +118,8 @@ def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> li
         elif kind == "compaction":
             parts.append(text_part(str(block.get("content") or "")))
         elif is_result:
-            said = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
-            parts.append(text_part(dumps(said, ensure_ascii=False)))
+            fields = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
+            parts.append(text_part(dumps(fields, ensure_ascii=False)))
         else:
             parts.append(block)
     return parts

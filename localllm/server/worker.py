@@ -121,7 +121,7 @@ class Worker:
                     self._after_step(finished)
                     if self._closing:
                         break
-            except Exception as error:  # report it to all clients and go on serving
+            except Exception as error:  # report it to all clients and continue serving
                 self._fail(error)
         self._fail(StoppedError(STOPPING))
 

@@ -59,20 +59,20 @@ def _instructions(begin: str, again: str, system: str, user: str, assistant: str
     return _template("", assistant, {"system": system, "user": user}, before=before)
 
 
-def _llama2(system: str, said: str = "{text}", again: str = "[INST] ") -> str:
-    return _instructions("[INST] ", again, system, f"{said} [/INST]", f"{said}</s>")
+def _llama2(system: str, content: str = "{text}", again: str = "[INST] ") -> str:
+    return _instructions("[INST] ", again, system, f"{content} [/INST]", f"{content}</s>")
 
 
-def _folding(prompt: str, user: str, assistant: str, said: str = "{text}") -> str:
+def _folding(prompt: str, user: str, assistant: str, content: str = "{text}") -> str:
     """Make a template that writes the texts of system messages before that of the next user message."""
-    keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[said]} %}}"
+    keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[content]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
-    head, tail = user.split(said)
+    head, tail = user.split(content)
     return (
         f"{_MACRO}{{% set kept = namespace(text='') %}}{{% for message in messages %}}"
         f"{{% if message.role == 'system' %}}{keep}"
         f"{{% elif message.role == 'assistant' %}}{_format_jinja(assistant)}"
-        f"{{% else %}}{_format_jinja(head)}{give}{_format_jinja(said + tail)}{{% endif %}}{{% endfor %}}"
+        f"{{% else %}}{_format_jinja(head)}{give}{_format_jinja(content + tail)}{{% endif %}}{{% endfor %}}"
         + (f"{{% if add_generation_prompt %}}{_format_jinja(prompt)}{{% endif %}}" if prompt else "")
     )
 
@@ -135,7 +135,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         "<start_of_turn>model\n",
         "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
         "<start_of_turn>model\n{trimmed}<end_of_turn>\n",
-        said="{trimmed}",
+        content="{trimmed}",
     ),
     "gigachat": _three(
         "assistant<|role_sep|>",
@@ -180,7 +180,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
     "llama2": _llama2("{text}\n"),
     "llama2-sys": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n"),
     "llama2-sys-bos": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n", again="<s>[INST] "),
-    "llama2-sys-strip": _llama2("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", said="{trimmed}"),
+    "llama2-sys-strip": _llama2("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", content="{trimmed}"),
     "llama3": _template(
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|start_header_id|>{role}<|end_header_id|>\n\n{trimmed}<|eot_id|>",

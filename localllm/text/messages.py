@@ -115,8 +115,8 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
     """Return a conversation with system messages at the given positions, and their contents, which are unique."""
     texts_of_marks = {"user": "Hi", "assistant": "Hello"}
-    behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
-    roles = ["system"] * at_head + (["user", *behind[later]] if later != ALONE else [])
+    following = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
+    roles = ["system"] * at_head + (["user", *following[later]] if later != ALONE else [])
     marks = [f"xyzzy{place}" for place in range(len(roles))]
     probe = [{"role": role, "content": texts_of_marks.get(role, mark)} for role, mark in zip(roles, marks, strict=True)]
     return probe, [message["content"] for message in probe if message["role"] == "system"]
@@ -214,7 +214,7 @@ def fill_contents(messages: Sequence[Message]) -> list[Message]:
 
 
 def split_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with one call per message, each in front of its result, as Llama 3 demands."""
+    """Return the conversation with one call per message, each before its result, as Llama 3 demands."""
     split, place = list[Message](), 0
     while place < len(messages):
         message = messages[place]

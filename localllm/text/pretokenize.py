@@ -71,7 +71,7 @@ def _far_from_end(words: list[str]) -> int:
     """Return how many words of a window to keep: at least one.
 
     If possible the last one ends with a letter and a space or newline follows: no expression matches across such a
-    position, or looks back from behind it.
+    position, or looks back from after it.
     """
     ends = list(accumulate(map(len, words)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))

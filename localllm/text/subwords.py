@@ -210,7 +210,7 @@ class SentencePiece(Subwords):
 def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
     """Build a pattern for positions before "▁" where splitting a text changes no token.
 
-    No piece has the character before such a position in front of a "▁". Most vocabularies have "▁" only at the start of
+    No piece has the character before such a position before a "▁". Most vocabularies have "▁" only at the start of
     pieces, so that the text is split before every word. Encoding is fast because short words are cached.
     """
     inside = "".join(sorted(set(re.findall("([^▁ ])▁", " ".join(pieces)))))

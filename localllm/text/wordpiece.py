@@ -23,7 +23,7 @@ ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordPiece(Subwords):
-    """A WordPiece tokenizer. "▁" stands in front of pieces that begin words."""
+    """A WordPiece tokenizer. Pieces that begin words have "▁" before them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)

@@ -127,9 +127,9 @@ class Automaton:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
                 row = self._follow(row, self._class_of[byte])
-            behind = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
+            after = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
                       if self._is_meant(number, token)]  # fmt: skip
-            return self._merge(self._configurations[row].union(*behind))
+            return self._merge(self._configurations[row].union(*after))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
         """Return the bytes that must come next, about 200 at most, and whether the answer must end after them."""
@@ -161,13 +161,13 @@ class Automaton:
             groups.setdefault((way[1].rule, way[2]), []).append(way)
         places, rows = [_TOP[:0]], [_TOP[:0]]
         for (rule, entry), ways in groups.items():
-            nodes, behind = _TOP, frozenset(ways)
+            nodes, after = _TOP, frozenset(ways)
             if entry is not None:
                 tokens, nodes = self._walk_within(rule, ways)
                 packed |= tokens
-                behind = self._find_returns(rule, entry)
+                after = self._find_returns(rule, entry)
             places.append(nodes)
-            rows.append(np.full(len(nodes), self._get_row(behind), np.int32))
+            rows.append(np.full(len(nodes), self._get_row(after), np.int32))
         result: np.ndarray = packed | self._walk(np.concatenate(places), np.concatenate(rows))[0]
         return result
 
@@ -311,8 +311,8 @@ class Automaton:
         if closure.goes_on or entry is None:
             yield rule, closure, entry
         else:
-            for _, behind, below in self._find_returns(closure.rule, entry):
-                yield rule, behind, below
+            for _, after, below in self._find_returns(closure.rule, entry):
+                yield rule, after, below
 
     def _get_entry(self, calls: "frozenset[_Call]") -> RuleEntry:
         """Return the shared RuleEntry of these calls."""

@@ -180,13 +180,13 @@ class Network:
         self._drop(lambda arc: arc.target not in ending)
         empty = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
             rule, lambda arc: arc.kind is Kind.SKIP or (arc.kind is Kind.ENTER and arc.what in known)))  # fmt: skip
-        says = _grow(rules, lambda rule, known: any(
+        nonempty = _grow(rules, lambda rule, known: any(
             arc.kind in (Kind.READ, Kind.TOKEN) or (arc.kind is Kind.ENTER and arc.what in known)
             for state in self._reach(rule, lambda arc: True) for arc in self._arcs[state]))  # fmt: skip
         for state, arcs in enumerate(self._arcs):
             entered = [arc for arc in arcs if arc.kind is Kind.ENTER]
             skips = [Arc(Kind.SKIP, 0, arc.target) for arc in entered if arc.what in empty]
-            self._arcs[state] = [arc for arc in arcs if arc.kind is not Kind.ENTER or arc.what in says] + skips
+            self._arcs[state] = [arc for arc in arcs if arc.kind is not Kind.ENTER or arc.what in nonempty] + skips
         self.root_is_empty = self.root in empty
 
     def _reach(self, rule: int, usable: "_Usable") -> set[int]:

@@ -163,11 +163,11 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
     if wanted not in (None, *POOLINGS):
         raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
     _, hyperparameters = architecture(file)
-    said = read_pooling(Fields.of(file))
-    is_ranker = said == RANK or (said is None and has_head(file))
+    declared = read_pooling(Fields.of(file))
+    is_ranker = declared == RANK or (declared is None and has_head(file))
     if is_ranker and wanted is None:
         raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")
-    known = wanted or (hyperparameters.pooling if hyperparameters.bidirectional else said)
+    known = wanted or (hyperparameters.pooling if hyperparameters.bidirectional else declared)
     if known in (None, NONE):
         problem = "does not define how to pool token vectors: it is not an embedding model"
         raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")

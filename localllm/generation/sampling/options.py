@@ -256,7 +256,7 @@ def describe_valid_values(name: str) -> str:
 
 
 def normalized_value(key: str, value: object) -> object:
-    """Return a metadata value as it was meant: 0.6 for its float32, 0 (off) for a top_k below 0."""
+    """Return a metadata value as its author wrote it: 0.6 for its float32, 0 (off) for a top_k below 0."""
     if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))
     if key == "top_k" and isinstance(value, int):

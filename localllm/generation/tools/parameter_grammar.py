@@ -106,8 +106,8 @@ class ParameterGrammar:
         if isinstance(first, int) and first in self._tokenizer.control_ids:
             return f"{head} {self._literal(close)}", [f"{rule}_v: /{form.pattern}/"]
         text = self._tokenizer.pieces[first] if isinstance(first, int) else first
-        behind = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
-        return f"{head} {self._literal(behind)}", [f"{rule}_v[lazy]: /{form.pattern}{regex(text)}/"]
+        after = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
+        return f"{head} {self._literal(after)}", [f"{rule}_v[lazy]: /{form.pattern}{regex(text)}/"]
 
 
 def regex(text: str) -> str:

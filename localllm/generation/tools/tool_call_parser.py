@@ -198,12 +198,12 @@ class ToolCallParser:
             return None
         word = re.compile("|".join(PYTHON)).match(self._held, head.end())
         try:
-            behind = word.end() if word else json.JSONDecoder().raw_decode(self._held, head.end())[1]
+            value_end = word.end() if word else json.JSONDecoder().raw_decode(self._held, head.end())[1]
         except ValueError:
             return None
-        end = close.match(self._held, behind)
-        value = PYTHON[word[0]] if word else self._held[head.end() : behind]
-        return (value, end.end()) if end and behind < len(self._held) else None
+        end = close.match(self._held, value_end)
+        value = PYTHON[word[0]] if word else self._held[head.end() : value_end]
+        return (value, end.end()) if end and value_end < len(self._held) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
         """Consume a mark and go to the next state, if the mark is complete."""

@@ -44,18 +44,18 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCall
 
 def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
     """Convert calls and results to the template's format, or to text if it has none. Raises UsageError."""
-    told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
+    converted = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
-        told = [as_text(message) for message in told]
+        converted = [as_text(message) for message in converted]
     if format.is_known or use is None or not use.callable:
-        return told
+        return converted
     text = generic_tool_prompt(use)
     if format != replace(GENERIC, is_known=format.is_known):
         example = format.opening + "NAME" + format.between + "ARGUMENTS" + format.closing
         text = text.rpartition("\n")[0] + f"\nTo call one, answer with {example.lstrip()}"
-    if told and told[0]["role"] == "system":
-        return [{**told[0], "content": f"{told[0]['content']}\n\n{text}"}, *told[1:]]
-    return [{"role": "system", "content": text}, *told]
+    if converted and converted[0]["role"] == "system":
+        return [{**converted[0], "content": f"{converted[0]['content']}\n\n{text}"}, *converted[1:]]
+    return [{"role": "system", "content": text}, *converted]
 
 
 _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")

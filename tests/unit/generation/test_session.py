@@ -576,7 +576,7 @@ def test_a_conversation_that_is_given():
 def test_whether_tokens_say_an_answer(thinking: str, text: str, expected: bool):
     session = by_length()
     session.tokenizer = SimpleNamespace(decode=lambda ids: "ab")
-    assert session._is_said_by(SimpleNamespace(thinking=thinking, text=text, tokens=[1])) is expected
+    assert session._is_exact_text(SimpleNamespace(thinking=thinking, text=text, tokens=[1])) is expected
 
 
 class Kept(dict):
