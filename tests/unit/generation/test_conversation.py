@@ -114,7 +114,7 @@ def test_what_is_held_leaves_room_for_a_whole_context(tokenizer: Tokenizer, monk
     read(fake, session, "Hi")
     used = len(fake.open_sequences[0].tokens)
     for places, held in ((used + fake.context - 1, 1), (used + fake.context, 2)):
-        monkeypatch.setattr(fake, "places", lambda places=places: (used, places))
+        monkeypatch.setattr(fake, "cache_usage", lambda places=places: (used, places))
         session.cache.park()
         assert len(fake.open_sequences) == held
 

@@ -1263,7 +1263,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
             file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
-            engine=SimpleNamespace(places=lambda: (0, 99), bytes_per_token=100),
+            engine=SimpleNamespace(cache_usage=lambda: (0, 99), bytes_per_token=100),
             close=lambda: happened.append(f"close {path}"),
         )  # fmt: skip
 
