@@ -1,4 +1,4 @@
-"""The architectures, one file each; a file's general.architecture names the one to use."""
+"""The architectures, one module each; general.architecture in a GGUF file names the module to use."""
 
 from importlib import import_module
 from typing import cast
@@ -160,14 +160,14 @@ ARCHITECTURES = {
 }
 
 NOT_YET = "nothing here computes {} yet"
-SPEECH, DRAFTS = "speech is not made here", "the head of another model, which guesses for it, is no model of its own"
-# Names that llama.cpp has besides: why they do not run.
+SPEECH, DRAFTS = "localllm does not generate speech", "a draft head runs only together with the model it drafts for"
+# Further architectures of llama.cpp, and why they do not run.
 REFUSED = {
-    "clip": "what sees is no model of its own (of CLIP's pairs, localllm embed makes vectors)",
+    "clip": "an image encoder does not run on its own (localllm embed takes CLIP models with a text encoder)",
     "dflash": DRAFTS,
     "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",
     "gemma4-assistant": DRAFTS,
-    "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
+    "gptj": "nothing here computes it, and llama.cpp has only its name",
     "pockettts": SPEECH,
     "qwen3tts": SPEECH,
     "wavtokenizer-dec": SPEECH,
@@ -177,10 +177,10 @@ REFUSED = {
 def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     """Return the family of a model, and its hyperparameters.
 
-    Raises ModelError if the architecture is not supported, or the file lacks what it needs or has what it cannot mean.
+    Raises ModelError if the architecture is not supported, if metadata or tensors are missing, or if they disagree.
     """
     name = require_general(file)
-    if name not in ARCHITECTURES:  # whose metadata may mean anything
+    if name not in ARCHITECTURES:  # before the metadata is checked: its keys may mean anything
         if name in REFUSED:
             raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
         known = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
@@ -189,7 +189,7 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     require_kinds(fields)
     require_agreement(fields, file.tensors)
     family = cast(Family, import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}"))
-    fields.asked.clear()  # by the checks
+    fields.asked.clear()  # forget the names that the checks read
     hyperparameters = family.read(fields)
     require_supported_values(fields)
     return family, hyperparameters

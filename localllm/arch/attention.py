@@ -1,7 +1,4 @@
-"""The parts of attention that families share.
-
-Hyperparameters, and the way from normalized activations to what the heads see.
-"""
+"""Attention as most families have it: its hyperparameters, and the steps from normalized activations to its output."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -19,12 +16,12 @@ from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
 
-RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # of two kinds of norms
+RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # RMSNorm, LayerNorm
 
 
 @frozen
 class Attention:
-    """Heads of one length, groups of which share keys and values; numbers of heads by layer."""
+    """Grouped-query attention: the number of heads of each layer, all of one length."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
@@ -34,9 +31,9 @@ class Attention:
 
 
 def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
-    """Return the attention.* and rope.* keys. Raises ModelError.
+    """Read the attention.* and rope.* keys. Raises ModelError.
 
-    Unless `every_layer`, layers may have no key-value heads; with `own_values`, values may be shorter than keys.
+    every_layer: every layer has key-value heads.  own_values: values may be shorter than keys.
     """
     layers, width = fields.layers(), fields.count("embedding_length")
     heads = fields.counts("attention.head_count", layers)
@@ -56,7 +53,7 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, 
 
 @frozen
 class Transformer(Hyperparameters):
-    """A model whose every layer attends."""
+    """A model with attention in every layer."""
 
     attention: Attention
     epsilon: float  # of its norms
@@ -71,9 +68,9 @@ class Transformer(Hyperparameters):
         rotates_all: bool = False,
         own_values: bool = False,
     ) -> dict[str, Any]:
-        """Return the arguments that are read alike in all families.
+        """Read the fields that all families have in common. Raises ModelError.
 
-        rotates_all: whole heads, always. Raises ModelError.
+        rotates_all: refuse a file whose RoPE rotates only a part of a head.
         """
         attention = read_attention(fields, interleaved, own_values=own_values)
         if rotates_all and attention.rope.dims != attention.head_dim:
@@ -87,11 +84,11 @@ class Transformer(Hyperparameters):
         return self.attention.head_dim**-0.5
 
     def window(self, layer: int) -> int | None:
-        """Return how many tokens a layer sees, None for all."""
+        """Return the size of a layer's attention window in tokens, None for none."""
         return None
 
     def lookahead(self, layer: int) -> int:
-        """Return how many later tokens a token sees in a layer."""
+        """Return how many later tokens a token attends to in a layer."""
         return 0
 
     def rope(self, layer: int) -> Rope | None:
@@ -109,7 +106,7 @@ class Transformer(Hyperparameters):
 
 @frozen
 class Windowed(Transformer):
-    """Some layers see only a window of the last tokens, whose size is given by layer."""
+    """A model whose layers may have attention windows; windows: by layer, in tokens, None for all tokens."""
 
     windows: tuple[int | None, ...]
 
@@ -119,7 +116,7 @@ class Windowed(Transformer):
 
 @frozen
 class LocallyRotated(Windowed):
-    """Layers with a window have a rotation of their own."""
+    """A model whose layers with a window have another RoPE, `local_rope`."""
 
     local_rope: Rope
 
@@ -128,7 +125,7 @@ class LocallyRotated(Windowed):
 
 
 def read_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window: as the others', but with its own base if the file has one.
+    """Read the RoPE of layers with a window: that of the others, with another base if the file has one.
 
     Raises ModelError.
     """
@@ -136,7 +133,7 @@ def read_local_rope(fields: Fields, rope: Rope) -> Rope:
 
 
 def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window, which may also rotate more or fewer numbers. Raises ModelError."""
+    """Read the RoPE of layers with a window, which may also rotate another number of dimensions. Raises ModelError."""
     dims = fields.count("rope.dimension_count_swa", rope.dims)
     if dims > rope.head_dim or dims % 2:
         raise fields.error(f"{fields.key('rope.dimension_count_swa')} is {dims}, a head has {rope.head_dim}")
@@ -151,9 +148,9 @@ def read_windows(
 ) -> tuple[int | None, ...]:
     """Read each layer's window in tokens, None for all.  Raises ModelError.
 
-    In every group of `period` layers the last one sees all tokens, or the first one if `all_first`. A file may have its
-    own period, 0 for windows everywhere, or a list of the layers with a window (and must, if `period` is None). A file
-    that gives no window has the `default`, 0 for none.
+    In every group of `period` layers the last one attends to all tokens, or the first one if `all_first`. A file may
+    have its own period, 0 for windows everywhere, or a list of the layers with a window (and must, if `period` is
+    None). default: the window of a file without one, 0 for none.
     """
     layers, name = fields.layers(), "attention.sliding_window_pattern"
     window = fields.count("attention.sliding_window", default) or None
@@ -168,7 +165,7 @@ def read_windows(
 
 
 def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
-    """Return queries, keys and values, by a matrix for each or one for all."""
+    """Compute queries, keys and values, from three matrices or a fused one."""
     a, fused = h.attention, w.get("attn_qkv")
     rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
     parts = fused.split(*rows) if fused else (w.attn_q, w.attn_k, w.attn_v)
@@ -176,10 +173,7 @@ def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> li
 
 
 def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
-    """Return the factors that divide RoPE's frequencies.
-
-    The file's, or its long or short ones by the context (Ding et al. 2024).
-    """
+    """Return the tensor that divides RoPE's frequencies; of LongRoPE's two, by the context (Ding et al. 2024)."""
     if factors := w.get("rope_freqs"):
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
@@ -198,7 +192,7 @@ def attend(
     factors: Weight | None = None,
     **given: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend; `given`: what else Scores has."""
+    """Rotate queries and keys, and attend; `given`: further fields of Scores."""
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
     return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **given))
@@ -207,7 +201,7 @@ def attend(
 def rotate_heads(
     b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
-    """Return queries and keys, rotated where a layer's are. Raises ModelError if factors are missing."""
+    """Apply the layer's RoPE to queries and keys, if it has one. Raises ModelError if factors are missing."""
     rope = h.rope(layer)
     if rope is None:
         return q, k

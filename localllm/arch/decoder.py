@@ -22,9 +22,9 @@ def decoder(
 ) -> Activation:
     """Compute the logits of the wanted tokens, float32 [wanted, vocab].
 
-    block(b, the layer's weights, h, the layer's state, x, **shared) is one layer; x: what goes into the first one, the
-    tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has layer_states() and epsilon.
-    Without an output matrix the embedding matrix is one.
+    block(b, the layer's weights, h, the layer's state, x, **shared) applies one layer. x: the first layer's input, the
+    tokens' embeddings if None.  norm: the final norm, RMSNorm with output_norm if None. h has layer_states() and
+    epsilon. Without an output matrix, the embedding matrix is used.
     """
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
     for state in h.layer_states():
@@ -33,8 +33,8 @@ def decoder(
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
-    """Compute the logits of the wanted tokens, or a row for each text, from the last layer's output."""
-    ignore_guessing(b, w, h)
+    """Compute the logits of the wanted tokens from the last layer's output, or a row for each text with h.pooling."""
+    ignore_mtp_layers(b, w, h)
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:
         b.ignore(w.get("output"), w.bias("output"))
@@ -44,15 +44,15 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
     return b.linear(x, w.get("output") or w.token_embd)
 
 
-def ignore_guessing(b: Builder, w: Weights, h: Any) -> None:
-    """Ignore MTP layers (Gloeckle et al. 2024), which a file may have left out. Raises ModelError."""
-    for layer in range(h.layers, h.layers + h.guessing):
+def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
+    """Mark the tensors of MTP layers as used (Gloeckle et al. 2024); a file may lack them. Raises ModelError."""
+    for layer in range(h.layers, h.layers + h.mtp_layers):
         if tensors := (block := w.block(layer)).all():
             block.require("nextn.eh_proj").shaped(h.width, 2 * h.width)
             b.ignore(*tensors)
 
 
 def layer_norm_of(b: Builder, w: Weights, h: Transformer) -> Norm:
-    """Return a last norm with mean and bias (LayerNorm, Ba et al. 2016)."""
+    """Return LayerNorm (Ba et al. 2016) as the final norm."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)

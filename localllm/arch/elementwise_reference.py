@@ -1,4 +1,4 @@
-"""Formulas of verbs (localllm.arch.verbs) that treat rows one by one, in NumPy, float32 as their inputs."""
+"""Formulas of elementwise verbs (localllm.arch.rowwise_verbs) in NumPy; inputs and outputs are float32."""
 
 from math import erf
 
@@ -36,7 +36,7 @@ def exponential(x: np.ndarray) -> np.ndarray:
         return if_finite(np.exp(x), x)
 
 
-def plus(x: np.ndarray, number: float) -> np.ndarray:
+def add_scalar(x: np.ndarray, number: float) -> np.ndarray:
     return x + np.float32(number)
 
 
@@ -59,8 +59,8 @@ def softcap(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Compute y, but NaN where x is not finite.
+    """Return y, but NaN where x is not finite.
 
-    A function whose values are bounded would hide what a broken weight made.
+    Otherwise a bounded function would hide the effect of a broken weight.
     """
     return np.where(np.isfinite(x), y, np.float32(np.nan))

@@ -1,4 +1,4 @@
-"""The common parts of encoders: bidirectional attention, and a row for each text at the end."""
+"""The common parts of encoders: bidirectional attention, and pooling to one row for each text."""
 
 from dataclasses import field
 from typing import Any, ClassVar
@@ -14,10 +14,10 @@ from localllm.frozen import frozen
 
 @frozen
 class Encoder(Transformer):
-    """A model whose tokens see later ones, too.
+    """A model with bidirectional attention.
 
     Attributes:
-        windows: by layer, how many tokens a token sees, half of them on each side; None for all.
+        windows: by layer, how many tokens a token attends to, half of them on each side; None for all.
     """
 
     bidirectional: ClassVar[bool] = True
@@ -35,29 +35,29 @@ class Encoder(Transformer):
 
 
 def behind(window: int | None) -> int | None:
-    """Return how many tokens of the window a token sees up to itself."""
+    """Return how many tokens of the window a token attends to up to itself."""
     return window // 2 + 1 if window else None
 
 
 def lookahead(window: int | None) -> int:
-    """Return how many later tokens of the window a token sees."""
+    """Return how many later tokens of the window a token attends to."""
     return window // 2 if window else FULL_ATTENTION
 
 
 def encoder_fields(fields: Fields) -> dict[str, Any]:
-    """Return the arguments that all encoders with layer norms share. Raises ModelError."""
+    """Read the fields that all encoders with layer norms have. Raises ModelError."""
     shared = Encoder.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return {**shared, "pooling": own_pooling(fields)}
 
 
 def own_pooling(fields: Fields) -> str:
-    """Return an encoder's pooling: the file's, or the mean if it says none."""
+    """Read an encoder's pooling; the default is the mean."""
     found = read_pooling(fields)
     return found if found and found != NONE else "mean"
 
 
 def embed_tokens(b: Builder, w: Weights) -> Activation:
-    """Return the tokens' embeddings, plus those of their token types."""
+    """Look up the tokens' embeddings, and add those of their token types if the file has any."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
 

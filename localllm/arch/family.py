@@ -10,18 +10,18 @@ from localllm.arch.weights import Weights
 
 
 class Family(Protocol):
-    """A module of arch/families/; the hyperparameters of its functions are those that its `read` returns."""
+    """A module of arch/families/; `forward` gets the hyperparameters that `read` returned."""
 
     def read(self, fields: Fields, /) -> Hyperparameters:
         """Read hyperparameters from checked metadata. Raises ModelError."""
 
     def forward(self, b: Builder, w: Weights, h: Any) -> Activation:
-        """Write down what the model computes; the logits of the wanted tokens, or the vectors of all."""
+        """Describe the model in verbs; return the logits of the wanted tokens, or the rows of a model with pooling."""
 
 
 @runtime_checkable
 class DraftingFamily(Family, Protocol):
     """A family whose files may have layers for multi-token prediction."""
 
-    def guess(self, b: Builder, w: Weights, h: Any, hidden: Activation, /) -> MtpOutput:
+    def draft(self, b: Builder, w: Weights, h: Any, hidden: Activation, /) -> MtpOutput:
         """Record the first multi-token prediction layer, which reads the model's hidden states."""

@@ -14,9 +14,9 @@ from localllm.arch.weights import Weight, Weights, as_stack
 def gated_feed_forward(
     b: Builder, w: Weights, x: Activation, gate: Callable[[Activation, Activation], Activation]
 ) -> Activation:
-    """Apply a gated network (Shazeer 2020), such as b.swiglu.
+    """Apply a gated network (Shazeer 2020) with an activation such as b.swiglu.
 
-    Its gate matrix may be the upper half of ffn_up.
+    The gate's matrix may be the upper half of ffn_up.
     """
     is_fused = w.get("ffn_gate") is None and w.ffn_up.shape[0] != w.ffn_down.shape[-1]
     of_gate, up = w.ffn_up.halves() if is_fused else (w.ffn_gate, w.ffn_up)
@@ -24,28 +24,23 @@ def gated_feed_forward(
 
 
 def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activation], Activation]) -> Activation:
-    """Return two matrices with a function between, such as b.gelu."""
+    """Apply two matrices with an activation between them, such as b.gelu."""
     return b.linear(activation(b.linear(x, w.ffn_up)), w.ffn_down)
 
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
-FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = (
-    1,
-    2,
-    3,
-    4,
-)  # numbers that files have for what makes scores
+# Score functions of routers, by their numbers in expert_gating_func.
+FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = 1, 2, 3, 4
 
 
 def read_routing(
     fields: Fields, function: int = SOFTMAX, normalized: bool = True, scale: float = 1.0, weighs_inputs: bool = False
 ) -> Routing | None:
-    """Return the expert_* keys, None for a model without experts.
+    """Read the expert_* keys, None for a model without experts.
 
-    The arguments are what the family does with scores.
-
-    Raises ModelError, also for a file that says otherwise.
+    function, normalized, scale, weighs_inputs: the family's way to compute weights. Raises ModelError, also for a file
+    that has another one.
     """
     experts = fields.count("expert_count", 0)
     if not experts:
@@ -58,14 +53,14 @@ def read_routing(
     for key, (value, done) in said.items():
         if value != done or function not in FUNCTIONS:
             raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
-    normalized = normalized or function == SOFTMAX_OF_CHOSEN  # which is the normalized softmax of all
+    normalized = normalized or function == SOFTMAX_OF_CHOSEN  # equal to the normalized softmax of all
     used, groups, groups_used = read_choice(fields, experts)
     rooted = function == ROOT_OF_SOFTPLUS
     return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
 
 
 def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
-    """Read the routing of families whose files name the score function; else `function`. Raises ModelError."""
+    """Read the routing of families whose files name the score function; function: the default. Raises ModelError."""
     said = fields.count("expert_gating_func", 0) or function
     if fields.count("expert_count", 0) and said not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -74,7 +69,7 @@ def read_own_routing(fields: Fields, function: int | None = None) -> Routing | N
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
-    """Return how many experts a token goes to, how many groups there are, and of how many of them.
+    """Read how many experts a token uses, how many groups they form, and in how many groups a token's may be.
 
     Raises ModelError.
     """
@@ -97,7 +92,7 @@ def feed_forward_or_experts(
     gate: Gate,
     beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
-    """Apply a feed-forward network; in layers with a router, experts and the shared network `beside`."""
+    """Apply a feed-forward network; in layers with a router, the experts, plus `beside`, the shared expert."""
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated_feed_forward(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
@@ -105,16 +100,16 @@ def feed_forward_or_experts(
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
-    """Apply the chosen experts to each token, weighted and added up."""
-    bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # as it is called in files of Hunyuan 3
-    if bias and bias.shape[:-1] == (1,):  # as files of ERNIE 4.5 have it
+    """Apply each token's experts, and sum their weighted outputs."""
+    bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # the second name is that of Hunyuan 3
+    if bias and bias.shape[:-1] == (1,):  # in files of ERNIE 4.5
         bias = bias.flat()
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
     return apply_experts(b, matrices(b, w, routing.experts), choice, x, gate)
 
 
 def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
-    """Apply chosen experts; stacks: of matrices, as from `matrices`."""
+    """Apply the experts of `choice`; stacks: their matrices, as `matrices` returns them."""
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
@@ -122,9 +117,9 @@ def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activ
 
 
 def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
-    """Return stacks of the experts' matrices.
+    """Return the experts' gate, up and down matrices, a stack [experts, rows, columns] each.
 
-    Gate and up projections may be fused, and files of 2023 have one tensor per expert.
+    Gate and up may be fused in the file, and files of 2023 have one tensor per expert.
     """
     if fused := w.get("ffn_gate_up_exps"):
         return [*fused.halves(), w.ffn_down_exps]
@@ -136,10 +131,10 @@ def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
 
 
 def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Return the expert that every token goes to."""
+    """Apply the shared expert, which every token uses."""
     return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
 
 
 def gate_output(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Apply a feed-forward network whose output is gated."""
+    """Apply the shared expert, and multiply its output with the sigmoid of a gate."""
     return b.sigmoid_gate(shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -75,7 +75,7 @@ def add_to_streams(
     return added
 
 
-def half(
+def enter_sublayer(
     b: Builder, w: Weights, r: ResidualStreams, epsilon: float, streams: list[Activation], name: str
 ) -> tuple[Activation, Activation]:
     """Return the input of a sublayer (`name`: attn or ffn), and the logits of the weights for adding its output.

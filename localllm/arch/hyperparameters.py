@@ -1,4 +1,4 @@
-"""The hyperparameters of every model. A family adds its own, in its file."""
+"""The hyperparameters that every model has. A family adds its own in its module."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -7,21 +7,21 @@ from typing import ClassVar
 from localllm.arch.layer_state import Latent, State
 from localllm.frozen import frozen
 
-RANK = "rank"  # the pooling whose row is one of scores
+RANK = "rank"  # the pooling of rerankers and classifiers: a row of scores
 
 
 @frozen
 class Hyperparameters:
-    """Lengths count floats, the context counts tokens.
+    """The hyperparameters of a model.
 
     Attributes:
-        pooling: how the rows of a text become one (localllm.arch.pooling); None: logits are made of each.
-        bidirectional: whether tokens see later ones, too; then the model makes no text.
-        fills: whether it fills masked places then.
-        before_head, head_gelu, norm_of_head: what is pooled for a classification head, its function, its norm's
-            epsilon.
-        encode: says the verbs of an encoder (builder, weights, hyperparameters), whose text a decoder answers.
-        start_token: what stands after that text, and begins the answer.
+        pooling: how to reduce a text's rows to one (localllm.arch.pooling); None for a model with logits.
+        bidirectional: tokens attend to later ones, too, so the model cannot generate one token after the other.
+        fills: a bidirectional model that fills in masked tokens (diffusion language models).
+        before_head, head_gelu, norm_of_head: of a classification head: the pooling before it, GELU instead of tanh
+            inside, and its norm's epsilon.
+        encode: describes the encoder of an encoder-decoder model in verbs (builder, weights, hyperparameters).
+        start_token: the decoder's first token in such a model.
     """
 
     bidirectional: ClassVar[bool] = False
@@ -32,13 +32,13 @@ class Hyperparameters:
     layers: int
     width: int  # of the residual stream
     vocab_size: int
-    context: int  # trained for
-    guessing: int = field(default=0, kw_only=True)  # layers behind the others, which guess further tokens
+    context: int  # the length trained for, in tokens
+    mtp_layers: int = field(default=0, kw_only=True)  # MTP layers after the others
     pooling: str | None = field(default=None, kw_only=True)
 
     @property
     def row_width(self) -> int:
-        """Numbers of an image's rows."""
+        """The width of an image's rows."""
         return self.width
 
     @property
@@ -62,5 +62,5 @@ class Hyperparameters:
         raise NotImplementedError
 
     def layer_states(self) -> Sequence[State]:
-        """Return for each layer the state that its block works with."""
+        """Return one state for each layer: all but those of indexers."""
         return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]

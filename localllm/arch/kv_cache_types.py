@@ -1,8 +1,8 @@
-"""The types of the KV cache, by the names that users give, and the rotation of keys and values.
+"""The types of the KV cache, by the names on the command line, and the rotation of keys and values.
 
-Below 8 bits, one large number would spoil the scale of its block. So heads are multiplied with an orthonormal Hadamard
-matrix first, which spreads every number over all of its block (QuaRot, Ashkboos et al. 2024): queries as keys, which
-leaves scores as they are, and results as values, which undoes it.
+Below 8 bits, one outlier would spoil the scale of its block. So keys and values are first multiplied with an
+orthonormal Hadamard matrix, which spreads every number over its block (QuaRot, Ashkboos et al. 2024). Queries are
+multiplied with the keys' matrix, which keeps the scores, and results with the values' matrix, which undoes it.
 """
 
 from math import gcd
@@ -10,13 +10,13 @@ from typing import NamedTuple, Self
 
 from localllm.errors import UsageError
 
-# Of each type: numbers of a block, its bytes.
+# By type: how many numbers a block has, and its bytes.
 STORAGE = {
     "f16": (16, 32), "f32": (16, 64), "bf16": (16, 32), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
     "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18),
 }  # fmt: skip
 ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-ON_GPU = ("f16", "f32", "q8_0", "q4_1", "q4_0")  # for which localllm.kernels.cuda.attention has kernels
+ON_GPU = ("f16", "f32", "q8_0", "q4_1", "q4_0")  # types that localllm.kernels.cuda.attention supports
 USUAL = "f16"
 
 

@@ -1,6 +1,6 @@
 """The state that a layer keeps of past tokens, as its family declares it.
 
-The cache makes room for it, memory estimates add it up, and attention reads it: this is where all of them look.
+The cache allocates it, memory estimates add it up, and attention reads it.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from typing import ClassVar
 from localllm.arch.kv_cache_types import KVType, rotation, stored_bytes
 from localllm.frozen import frozen
 
-# Tokens before a window that are kept with it, so that a conversation can go back so far without being read again. As
-# many are given back at a time.
+# Tokens before an attention window that stay cached, so that a conversation can rewind that far without recomputing
+# its window. The cache frees tokens in steps of the same size.
 SLACK = 512
 
 
 def window_tokens(tokens: int, window: int | None) -> int:
-    """Return how many of `tokens` tokens are kept, with the slack of a window."""
+    """Return how many of `tokens` tokens are cached at most; of a window, with the slack and a step of freeing."""
     return min(tokens, window + 2 * SLACK) if window else tokens
 
 
@@ -24,7 +24,7 @@ def window_tokens(tokens: int, window: int | None) -> int:
 class Paged:
     """A key and a value for each token and key-value head.
 
-    With a window, only the last `window` tokens are read; if it is chunked, only those of the last chunk.
+    With a window, a token attends only to the last `window` tokens; if it is chunked, only to its own chunk of them.
     """
 
     layer: int
@@ -36,7 +36,7 @@ class Paged:
     period: ClassVar[int] = 1
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return memory that `tokens` tokens take."""
+        """Return the bytes of `tokens` tokens."""
         per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
         return window_tokens(tokens, self.window) * self.kv_heads * per_head
 
@@ -47,12 +47,12 @@ class Paged:
 
 @frozen
 class Latent:
-    """A latent row for each token, from which the keys and values of the heads are made (DeepSeek-V2, 2024).
+    """A latent row for each token in place of keys and values (multi-head latent attention: DeepSeek-V2, 2024).
 
-    It is a key for all heads, and its first numbers are a value for all. It is stored as keys are.
+    The row is the key of all heads, and its first value_dim numbers are the value of all. It has the type of keys.
 
-    is_index: it holds the keys of the indexer, which selects keys. period: if above 1, a row stands for a block of that
-    many tokens; only the last token of each block has one, and only these rows are seen.
+    is_index: the rows are keys of a sparse-attention indexer.  period: if above 1, a row stands for a block of that
+    many tokens; only the last token of each block has one.
     """
 
     layer: int
@@ -65,11 +65,11 @@ class Latent:
     chunked: ClassVar[bool] = False
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return memory that `tokens` tokens take."""
+        """Return the bytes of `tokens` tokens."""
         return window_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
-        """Return sizes as Paged does; values are part of keys, so no matrix may reach beyond them."""
+        """Return the sizes as Paged does; values are part of keys, so one size must fit both."""
         both = rotation(kv_type.keys, self.key_dim, self.value_dim)
         return both, both
 
@@ -82,7 +82,7 @@ class Recurrent:
     shapes: tuple[tuple[int, ...], ...]
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return memory that a sequence takes."""
+        """Return the bytes of a sequence."""
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
@@ -90,5 +90,5 @@ State = Paged | Latent | Recurrent
 
 
 def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
-    """Compute the bytes that a conversation of `tokens` tokens takes in all layers."""
+    """Return the bytes of a sequence of `tokens` tokens in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

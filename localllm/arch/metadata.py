@@ -1,7 +1,7 @@
 """Checked access to a file's metadata: the keys that begin with the architecture's name.
 
-All keys that GGUF names have a type, also those that are ignored: integers, numbers, texts or flags. Families check
-what they read, and more strictly. Besides there are the general.* keys, which describe a file of any architecture.
+The types and ranges of all keys that GGUF defines are checked, also of those that no family reads; families then check
+the values they read more strictly. The general.* keys, which all architectures have, are checked here, too.
 
 Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm and #general-metadata, and
 the keys that llama.cpp writes beyond it.
@@ -21,21 +21,21 @@ from localllm.files.gguf.metadata_reader import Checked, is_text, is_whole, numb
 
 __all__ = ["Fields", "show"]
 
-MOST, MOST_LAYERS = 1 << 24, 4096  # no dimension of a real model is larger
-LEAST_EPSILON, MOST_EPSILON = 1e-20, 0.1  # of a norm: a larger one would be much of what is left
+MOST, MOST_LAYERS = 1 << 24, 4096  # above the dimensions and the layers of any real model
+LEAST_EPSILON, MOST_EPSILON = 1e-20, 0.1  # of a norm, far beyond those of real models
 
 
 class Fields(Checked):
-    """The hyperparameters of a file, by the names that GGUF gives them, without the architecture in front.
+    """The hyperparameters of a file, by GGUF's names without the architecture in front.
 
-    Every method raises ModelError, with the key, for a value that it should not have.
+    Every method raises ModelError, with the key, for a value of a wrong type or out of range.
 
     Attributes:
-        asked: names that were read, or may be.
+        asked: the names that were read.
     """
 
     def __init__(self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Oddities | None = None):
-        """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
+        """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: see Checked."""
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
             raise ModelError(f"{path}: the metadata has no string general.architecture; is this a language model?")
@@ -64,14 +64,14 @@ class Fields(Checked):
         return super().raw(name, default)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return a whole number of sensible size, above 0 unless the default is 0."""
+        """Return a whole number up to MOST, at least 1, or 0 if that is the default."""
         value = self.raw(name, default)
         if isinstance(value, np.ndarray) and self._is_one_for_all(value):
             value = value.flat[0].item()
         return self._checked_count(name, value, 0 if default == 0 else 1)
 
     def _is_one_for_all(self, value: np.ndarray) -> bool:
-        """Return whether it is one value per layer, and they are all the same."""
+        """Return whether it has one value per layer, all of them equal."""
         layers = self.raw("block_count")
         return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
@@ -112,24 +112,25 @@ class Fields(Checked):
 
     def common(self) -> dict[str, Any]:
         """Read the common hyperparameters: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
-        guessing = self.count("nextn_predict_layers", 0)
-        if guessing >= self.layers():
+        mtp_layers = self.count("nextn_predict_layers", 0)
+        if mtp_layers >= self.layers():
             raise self.error(f"{self.key('nextn_predict_layers')} leaves no layers")
         return {
             "arch": self.arch,
-            "layers": self.layers() - guessing,
-            "guessing": guessing,
+            "layers": self.layers() - mtp_layers,
+            "mtp_layers": mtp_layers,
             "width": self.count("embedding_length"),
             "vocab_size": self.vocab_size,
             "context": self.count("context_length"),
         }
 
 
-NO_LIMIT = (1 << 31) - 1  # some files have it for "no limit"
-SCALE = 1e-6, 1e6  # what a factor may be: those of real models are far within
+NO_LIMIT = (1 << 31) - 1  # some files write it for "no limit"
+# Ranges of factors, far wider than in real models.
+SCALE = 1e-6, 1e6
 STRETCH = 1e-3, 1e6
-BASE = 1.0, 1e12  # of rotations; the largest known one is 3.6e9
-LOOKING_AHEAD = (
+BASE = 1.0, 1e12  # RoPE's; the largest known one is 3.6e9
+BIDIRECTIONAL = (  # architectures whose attention.causal may be false
     "dream",
     "llada",
     "llada-moe",
@@ -166,7 +167,7 @@ COUNTS = """
     rope.dimension_count rope.dimension_count_swa rope.scaling.original_context_length
     ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count shortconv.l_cache
 """
-PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one number, or as many as layers
+PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one number, or one per layer
 EPSILONS = """
     attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon hyper_connection.epsilon
 """
@@ -184,12 +185,12 @@ FLAGS = """
     use_parallel_residual rope.scaling.finetuned attention.causal ssm.dt_b_c_rms expert_weights_norm swin_norm
     hrm.prefix_lm attention.indexer.kpool_select_tail
 """
-UNBOUNDED = "activation_sparsity_scale"  # which is minus infinity where nothing is cut
+UNBOUNDED = "activation_sparsity_scale"  # minus infinity in layers without sparsity
 BY_LAYER = "attention.sliding_window_pattern attention.recurrent_layers"
 
 
 def require_kinds(fields: Fields) -> None:
-    """Raise ModelError for a hyperparameter of the wrong kind, and for any number that is not finite."""
+    """Raise ModelError for a hyperparameter of a wrong type, and for any number that is not finite."""
     layers = fields.layers()
     for key in fields.metadata:
         if key.startswith(fields.prefix):
@@ -201,14 +202,14 @@ def require_kinds(fields: Fields) -> None:
 
 
 def require_finite(fields: Fields, name: str) -> None:
-    """Check that a number, or all of an array, is finite."""
+    """Check that a number, or every number of an array, is finite."""
     value = fields.raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
         raise fields.error(f"{fields.key(name)} should be finite, is {show(value)}")
 
 
 def require_count(fields: Fields, name: str, layers: int) -> None:
-    """Check one integer; of some hyperparameters, one for each layer."""
+    """Check an integer, or for the names in PER_LAYER an array with one for each layer."""
     value = fields.raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
     if not all(is_whole(item) and 0 <= item <= NO_LIMIT for item in values):
@@ -222,8 +223,10 @@ def require_epsilon(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_flag(fields: Fields, name: str, layers: int) -> None:
-    if not fields.flag(name) and name == "attention.causal" and fields.arch not in LOOKING_AHEAD:
-        raise fields.unsupported(f"{fields.arch} models that look ahead are not supported: attention.causal is false")
+    if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL:
+        raise fields.unsupported(
+            f"{fields.arch} models with bidirectional attention are not supported (attention.causal is false)"
+        )
 
 
 def require_text(fields: Fields, name: str, layers: int) -> None:
@@ -236,7 +239,7 @@ def require_rope_type(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_sections(fields: Fields, name: str, layers: int) -> None:
-    """Check how many pairs of a head turn by which of up to four positions."""
+    """Check the numbers of RoPE pairs for up to four positions (M-RoPE)."""
     sections = fields.array(name, "iu", "an array of whole numbers")
     if len(sections) > 4 or not all(0 <= count <= NO_LIMIT for count in sections.tolist()):
         raise fields.wrong(name, "up to four whole numbers")
@@ -253,7 +256,7 @@ def require_by_layer(fields: Fields, name: str, layers: int) -> None:
 
 
 def between(least: float, most: float, or_zero: bool = False) -> "Rule":
-    """Return the rule for a number in a range."""
+    """Return a rule that accepts numbers in a range."""
 
     def require(fields: Fields, name: str, layers: int) -> None:
         value = fields.number(name) if or_zero else fields.factor(name)
@@ -287,13 +290,13 @@ TEXTS = ("author", "basename", "description", "doi", "finetune", "license", "lic
          "organization", "quantized_by", "repo_url", "size_label", "type", "url", "uuid", "version")  # fmt: skip
 LISTS = ("datasets", "languages", "tags")
 GENERAL_COUNTS = ("file_type", "parameter_count", "quantization_version")
-MODELS = ("model", "vocab")  # types; others are parts of models, or about them
+MODELS = ("model", "vocab")  # values of general.type in language models
 
 
 def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
-    """Return the architecture's name, and note general metadata of an unexpected form.
+    """Return the architecture's name, and note general metadata of a wrong type.
 
-    Raises ModelError for any other kind of file.
+    Raises ModelError if general.type is none of `kinds`.
     """
     general = Checked(file.metadata, "general.", file.path, file.oddities)
     for field in filter(general.has, (*TEXTS, *LISTS)):

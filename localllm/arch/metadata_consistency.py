@@ -1,8 +1,8 @@
-"""Checks that hyperparameters agree with the tensors' shapes, and that the family knows what would change the result.
+"""Check that hyperparameters agree with the tensors' shapes, and that the family supports every setting of a file.
 
-If lengths disagree, the file is damaged. A setting that the family does not read is refused unless it is neutral; a
-family's `read` notes what it has asked for (Fields.asked). Other keys of GGUF are ignored only where they have no
-effect, or where llama.cpp ignores them in files that are in use.
+If lengths disagree, the file is damaged. A setting that the family does not read (Fields.asked has the names that it
+reads) is refused unless its value is neutral. Other keys of GGUF are ignored only where they have no effect, or where
+llama.cpp ignores them in files that are in use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.metadata_reader import is_whole, show
 
 OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
-# Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
+# Hyperparameters, one number or one for each layer: a layer's tensor, and its axis that must have that length.
 LENGTHS = {
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
@@ -21,19 +21,21 @@ LENGTHS = {
     "attention.q_lora_rank": ("attn_q_a.weight", 0),
     "attention.value_length_mla": ("attn_v_b.weight", 1),
 }
-# Hyperparameters above 0 of which at least one layer has the tensor.
+# Hyperparameters: the tensor that at least one layer must have if the value is above 0.
 TENSORS = {
     "expert_shared_count": "ffn_down_shexp.weight",
     "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
     "attention.q_lora_rank": "attn_q_a.weight",
 }
-OF_EXPERTS_ONLY = "arctic"  # feed_forward_length, there, though layers have another network beside them
-OF_BOTH = "qwen"  # whose feed_forward_length is that of the gate and the other matrix together
-OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # who say of their feed-forward network that it is one
-OF_NO_EXPERT = "granitehybrid", "graniteswitch", "deepseek2"  # who speak of experts where there are none
-OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
-MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
-# What a file without experts does not say, or says as 0.
+# Exceptions, by architecture:
+OF_EXPERTS_ONLY = "arctic"  # feed_forward_length is that of the experts, not of the dense network beside them
+OF_BOTH = "qwen"  # feed_forward_length counts the gate's and the up matrix's rows together
+OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # files of dense models say that they have one expert
+OF_NO_EXPERT = "granitehybrid", "graniteswitch", "deepseek2"  # files of dense models may have other keys of experts
+OTHERS = "mla", "swa"  # suffixes of lengths of keys and values, in models that have several
+# Hyperparameters that must not exceed the number of layers.
+MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"
+# Hyperparameters that must be missing or 0 in a file without experts.
 ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
                  "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
 
@@ -82,7 +84,7 @@ def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check that what a hyperparameter announces exists, and no more layers."""
+    """Check that the tensors named in TENSORS exist, and that no count of layers exceeds the layers."""
     layers = fields.layers()
     for key, name in TENSORS.items():
         if "expert" in key and has_none(fields):
@@ -98,7 +100,7 @@ def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check the feed-forward length, also of experts without one of their own."""
+    """Check the feed-forward length, also of experts if they have no expert_feed_forward_length."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
         names = [experts] if fields.arch == OF_EXPERTS_ONLY else [*names, experts]
@@ -123,14 +125,14 @@ def require_experts_or_none(fields: Fields, tensors: Mapping[str, Tensor]) -> No
 
 
 def has_none(fields: Fields) -> bool:
-    """Return whether it is a model without experts, whose keys speak of some."""
+    """Return whether a file has no experts but may have keys of experts (OF_NO_EXPERT)."""
     return fields.arch in OF_NO_EXPERT and not max(fields.counts("expert_count", fields.layers(), 0))
 
 
 def require_lengths(
     fields: Fields, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
-    """Check the lengths by layer of a tensor that it may have."""
+    """Check the lengths by layer of a tensor that layers may have."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
@@ -149,8 +151,8 @@ def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
             raise fields.error(f"{said}, but layer {layer} has {'no experts' if expected else 'experts'}")
 
 
-ONE = 0.0, 1.0  # 0 stands for a scale that a model has not
-# By name, the values with which a setting changes nothing.
+ONE = 0.0, 1.0  # 0 means that the model has no such scale
+# Settings, and the values at which they have no effect.
 NEUTRAL = {
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
@@ -174,15 +176,15 @@ NEUTRAL = {
     "residual_scale": ONE,
     "ssm.dt_b_c_rms": (False,),
 }
-# Families whose files have a setting that llama.cpp does not read.
+# By architecture, settings in its files that llama.cpp does not read.
 PASSED_OVER = {
     "phi3": ("attention.sliding_window",),
-    "gemma4": ("attention.scale",),  # 1, and not by the length of a head
+    "gemma4": ("attention.scale",),  # it is 1 in all models, not by the length of a head
 }
 
 
 def require_supported_values(fields: Fields) -> None:
-    """Raise ModelError for a setting that counts and that the family has not asked for."""
+    """Raise ModelError for a setting with an effect that the family has not read."""
     asked, window = fields.asked.union(PASSED_OVER.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():
         if name not in asked and fields.raw(name, neutral[0]) not in neutral:

@@ -1,7 +1,7 @@
-"""Rotation by several positions (M-RoPE, Qwen2-VL 2024), of which text has one.
+"""RoPE with several positions for each token (M-RoPE, Qwen2-VL 2024).
 
-A head's pairs are shared out between time, height and width of an image, and a fourth position. In text the first three
-are the same, so that their pairs turn as ever; the fourth is 0, and its pairs stand still.
+A head's pairs are divided between time, height and width of an image, and a fourth position. In text the first three
+are equal, which gives ordinary RoPE; the fourth is 0, so its pairs are not rotated.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ NAME = "rope.dimension_sections"
 
 
 def read_sections(fields: Fields) -> list[int] | None:
-    """Return how many pairs belong to each of the four positions, None if the file does not say. Raises ModelError."""
+    """Read how many pairs belong to each of the four positions, None if the file has no such key. Raises ModelError."""
     if fields.raw(NAME) is None:
         return None
     sections = fields.array(NAME, "iu", "an array of whole numbers").tolist()
@@ -25,23 +25,21 @@ def read_sections(fields: Fields) -> list[int] | None:
 
 
 def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
-    """Return a rotation of text.
+    """Return RoPE with the file's sections, or unchanged if it has none. Raises ModelError.
 
-    mixed: pairs belong to the axes in turn, as long as an axis has some left of its section.
-
-    Raises ModelError.
+    mixed: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
     """
     sections = read_sections(fields)
     if sections is None:
         return rope
     places = [pair % sum(sections) for pair in range(rope.dims // 2)]
     ends = [3 * sections[place % 3] if mixed else sum(sections[:3]) for place in places]
-    still = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
-    return replace(rope, still=still, axes=tuple(axis_of(place, sections, mixed) for place in places))
+    unrotated = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
+    return replace(rope, unrotated=unrotated, pair_axes=tuple(axis_of(place, sections, mixed) for place in places))
 
 
 def axis_of(place: int, sections: list[int], mixed: bool) -> int:
-    """Return the axis by which a pair turns: 0 for time, 1 for height, 2 for width."""
+    """Return the axis that rotates a pair: 0 for time, 1 for height, 2 for width."""
     if mixed:
         return place % 3
     return 0 if place < sections[0] else 1 if place < sections[0] + sections[1] else 2

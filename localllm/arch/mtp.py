@@ -1,7 +1,7 @@
-"""Layers that predict the token after the next one (multi-token prediction: DeepSeek-V3, 2024, arXiv 2412.19437).
+"""Multi-token prediction layers, which draft tokens (DeepSeek-V3, 2024, arXiv 2412.19437).
 
-Such a layer reads a token together with the model's hidden state of the token before, and predicts the next one.
-Its own output then takes the place of the model's hidden state, so that it can draft further tokens.
+Such a layer reads a token's embedding and the model's hidden state of the token before, and predicts the next token.
+To draft further tokens, its own output takes the place of the model's hidden state.
 """
 
 from collections.abc import Callable
@@ -19,38 +19,41 @@ Norm = Callable[[Activation, Weight], Activation]
 class MtpOutput(NamedTuple):
     """The output of an MTP layer.
 
-    Hidden states of all tokens, in place of the model's, and logits of the wanted ones.
+    Attributes:
+        hidden: the hidden states of all tokens, which the next step reads in place of the model's.
+        logits: of the wanted tokens.
     """
 
-    made: Activation
+    hidden: Activation
     logits: Activation
 
 
 def mtp_output(
-    b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
+    b: Builder, w: Weights, h: Any, hidden: Activation, block: Callable[..., Activation], norm: Norm | None = None
 ) -> MtpOutput:
-    """Compute the output of the first multi-token prediction layer.
+    """Compute the output of the first multi-token prediction layer. Raises ModelError.
 
-    made: the model's hidden state of the token before each one, after its last norm, float32 [tokens, width]; block: as
-    of decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
-    output matrix are the model's where the layer has none of its own. Raises ModelError.
+    hidden: for each token the model's hidden state of the token before it, after the final norm, float32 [tokens,
+    width].
+    block: one layer, as for `decoder`.  norm: applied to a row with a weight, RMSNorm if None. Where the layer has no
+    embeddings, final norm or output matrix, the model's are used.
     """
     own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
     x = normed(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"))
-    x = b.concat_heads(x, normed(made, own.require("nextn.hnorm")), 1)
+    x = b.concat_heads(x, normed(hidden, own.require("nextn.hnorm")), 1)
     x = b.linear(x, own.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
-    x = block(b, own, h, guessing_state(h), x)
+    x = block(b, own, h, mtp_state(h), x)
     x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)
     head = own.get("nextn.shared_head_head") or w.get("output") or w.token_embd
     return MtpOutput(x, b.linear(b.select(x, b.wanted), head))
 
 
-def guessing_state(h: Hyperparameters) -> State:
-    """Return the layer's state."""
+def mtp_state(h: Hyperparameters) -> State:
+    """Return the state of the first MTP layer."""
     return replace(h, layers=h.layers + 1).states()[h.layers]
 
 
-def has_guessing_layer(w: Weights, h: Hyperparameters) -> bool:
-    """Return whether the file has the tensors of `mtp_output`: it may lack them, and Ling 2 has other norms."""
+def has_mtp_layer(w: Weights, h: Hyperparameters) -> bool:
+    """Return whether the file has an MTP layer for `mtp_output`; files may lack it, and that of Ling 2 differs."""
     own = w.block(h.layers)
-    return h.guessing > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None
+    return h.mtp_layers > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None

@@ -1,9 +1,9 @@
-"""Embeddings of sequences of tokens, added to residual streams in one layer (Qwen 4, 2026).
+"""N-gram embeddings, added to the residual streams in one layer (Qwen 4, 2026).
 
-Some rows of a table represent the last two tokens, some the last three and so on; hashes of them say which (as in
-Svenstrup et al. 2017, arXiv 1709.03933). Concatenated they are a value, which each stream takes through a gate, and
-what a convolution makes of the values of a few tokens at some distance. The previous tokens are a recurrent state:
-forks and rewinds of a sequence keep it.
+For each token, the last two tokens, the last three and so on are hashed to rows of a table (as in Svenstrup et al.
+2017, arXiv 1709.03933). The concatenated rows give a key and a value. Each stream adds the gated value, and a dilated
+convolution over the gated values of the last tokens. The previous tokens' ids are a recurrent state, so forks and
+rewinds of a sequence keep them.
 """
 
 from typing import Any
@@ -17,15 +17,15 @@ from localllm.errors import ModelError
 from localllm.frozen import frozen
 
 LONGEST, MOST_HASHES, MOST_ROWS, MOST_PRODUCT = 8, 64, 1 << 31, 1 << 63
-LEAST = 1e-6  # of the number whose root opens a gate
+LEAST = 1e-6  # of the absolute value under a gate's root
 
 
 @frozen
 class Ngrams:
-    """Hashed embeddings of sequences of up to `length` tokens, in one layer.
+    """Hashed embeddings of n-grams of up to `length` tokens, in one layer.
 
-    hashings: what hashes to rows of `dim` numbers. taps: of the convolution. number: of the layer's first state for all
-    that.
+    dim: the width of the table.  taps: of the convolution.  hashings: one for each row of an n-gram.  number: of the
+    layer's first state that belongs to the embeddings.
     """
 
     layer: int
@@ -36,12 +36,12 @@ class Ngrams:
     number: int
 
     def shapes(self, columns: int) -> list[tuple[int, ...]]:
-        """Return the states' shapes: a window of the streams' values, and the last tokens, one by one."""
+        """Return the states' shapes: the convolution's window, and the previous tokens, one state each."""
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
 def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngrams | None:
-    """Read the ple.* keys, None for a model without; number: as in Ngrams. Raises ModelError."""
+    """Read the ple.* keys, None for a model without them; number: see Ngrams. Raises ModelError."""
     if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
         return None
     layers = fields.array("ple.layers", "iu", "the number of one layer").tolist()
@@ -51,7 +51,7 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
     if not 2 <= length <= LONGEST or (length - 1) * each > MOST_HASHES:
         raise fields.unsupported(f"{each} rows for sequences of each length up to {length} are not supported")
     end = fields.whole("ple.eos_token_id", None, 0, last_id)
-    fields.whole("ple.image_token_id", 0, 0, last_id)  # stands for images, which are not read here
+    fields.whole("ple.image_token_id", 0, 0, last_id)  # only checked: images are not supported here
     factors = read_numbers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
     sizes, firsts = (
         read_numbers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
@@ -67,7 +67,7 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
 
 
 def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
-    """Read `count` numbers from 0 up to `end`. Raises ModelError."""
+    """Read `count` numbers, each at least 0 and below `end`. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
     found = fields.array(name, "iu", expected).tolist()
     if len(found) != count or not all(0 <= number < end for number in found):
@@ -75,27 +75,27 @@ def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
     return found
 
 
-def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
-    """Return the streams x, and what the sequences up to a token say to each."""
+def add_ngram_embeddings(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
+    """Add the n-gram embeddings to the streams x, [tokens, streams * width]."""
     n, columns = h.ngrams, h.streams * h.width
     embedded = embed_ngrams(b, whole, n, state)
     value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
-    key = each_normed(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
-    agreement = b.head_dots(key, each_normed(b, h, x, w.ple_norm_query.flat()), h.streams)
+    key = normalize_streams(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
+    agreement = b.head_dots(key, normalize_streams(b, h, x, w.ple_norm_query.flat()), h.streams)
     gates = b.sigmoid(b.signed_root(b.scale(agreement, h.width**-0.5), LEAST))
     gated = b.mix_streams(value, gates, 1)
-    normed = each_normed(b, h, gated, w.ple_norm_conv.flat())
+    normed = normalize_streams(b, h, gated, w.ple_norm_conv.flat())
     near = b.convolve(normed, w.ple_conv1d.shaped(columns, n.taps), state, n.number, dilation=n.length)
     return b.add(x, b.add(gated, near))
 
 
-def each_normed(b: Builder, h: Any, x: Activation, norm: Weight) -> Activation:
-    """Normalize each stream by its root mean square; norm: a factor for each of its columns."""
+def normalize_streams(b: Builder, h: Any, x: Activation, norm: Weight) -> Activation:
+    """Apply RMSNorm to each stream; norm: [streams * width]."""
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 
 
 def embed_ngrams(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
-    """Return the rows of the last two tokens, of the last three and so on, side by side."""
+    """Look up the rows of the last two tokens, of the last three and so on: [tokens, hashings * dim]."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):
         last = b.previous(last, state, number)

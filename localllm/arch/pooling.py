@@ -1,7 +1,7 @@
 """Reduce the rows of a text's tokens to its embedding (one row) or its scores.
 
 Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; others take the first or the
-last. Models that compare a query with a text have a head after that, whose numbers are scores.
+last. Rerankers and classifiers have a head after that, which computes scores.
 """
 
 from localllm.arch.hyperparameters import RANK, Hyperparameters
@@ -9,14 +9,14 @@ from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
-NONE = "none"  # a row for each token
-KINDS = NONE, "mean", "cls", "last", RANK  # by their numbers in GGUF
-HEAD = "cls", "cls.norm", "cls.output"  # tensors
-DENSE = "dense_2", "dense_3"  # what sentence-transformers puts behind, by the places of its modules
+NONE = "none"  # no pooling: a row for each token
+KINDS = NONE, "mean", "cls", "last", RANK  # in the order of their numbers in GGUF
+HEAD = "cls", "cls.norm", "cls.output"  # tensors of a classification head
+DENSE = "dense_2", "dense_3"  # matrices after pooling, as sentence-transformers numbers its modules
 
 
 def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
-    """Return a file's pooling type, one of KINDS; None if it does not say. Raises ModelError."""
+    """Read a file's pooling type, one of KINDS; None if it has none. Raises ModelError."""
     if not fields.has(name):
         return None
     number = fields.count(name, 0)
@@ -26,9 +26,9 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
 
 
 def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """Compute a row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
+    """Pool the tokens' normalized rows x by h.pooling to one row for each text. Raises ModelError.
 
-    Tensors of other pooling types are ignored.
+    Tensors that belong to other pooling types are ignored.
     """
     rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
     if h.pooling == RANK:
@@ -41,7 +41,7 @@ def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Act
 
 
 def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """Return a classification head: scores. Raises ModelError if the file has none."""
+    """Apply the classification head, which computes scores. Raises ModelError if the file has none."""
     if not (w.get("cls") or w.get("cls.output")):
         w.require("cls.output")
     if inner := w.get("cls"):

@@ -36,8 +36,8 @@ class StateVerbs(Protocol):
     ) -> Activation:
         """Convolve over time, column by column, with zeros before a sequence's first token.
 
-        y[t] = sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation] + bias; with `silu` times its
-        sigmoid. State `number` [(taps - 1) * dilation, columns]: the last tokens.
+        y[t] = the sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation], plus the bias; with `silu`,
+        y * sigmoid(y). State `number` [(taps - 1) * dilation, columns]: the rows of the last tokens.
         """
         ...
 
@@ -46,9 +46,9 @@ class StateVerbs(Protocol):
         ...
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Average each token's row with the previous ones, zeros before the first.
+        """Average each token's row with the `before` previous ones, zeros before the first.
 
-        State `number` [before, columns]: as many previous rows as the state has are averaged with the token's own.
+        State `number` [before, columns]: the previous rows.
         """
         ...
 
@@ -58,12 +58,12 @@ class StateVerbs(Protocol):
         """Average over the last tokens, column by column, weighted by the softmax of gates.
 
         y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], p the softmax over the taps of gates[t - taps + 1 +
-        tap] + places[tap], over the tokens of a sequence that exist (pools of an indexer's keys: GLM 5.3, 2026;
-        compressed keys: DeepSeek-V4, 2026). With two stretches, each half of the taps has columns of its own, the
-        earlier taps' first: blocks overlap.
+        tap] + places[tap], without taps before a sequence's first token (pooled keys of an indexer: GLM 5.3, 2026;
+        compressed keys: DeepSeek-V4, 2026). With two stretches, the earlier half of the taps reads the first columns
+        of x and of gates, the later half the second ones, so that blocks overlap.
 
-        x [tokens, 2 * stretches * columns]: what is averaged, and its gates. places [taps / stretches, stretches *
-        columns]. State `number` [taps - 1, 2 * stretches * columns]: the last tokens.
+        x [tokens, 2 * stretches * columns]: the values, then their gates. places [taps / stretches, stretches *
+        columns]. State `number` [taps - 1, 2 * stretches * columns]: the rows of the last tokens.
         """
         ...
 
@@ -96,7 +96,7 @@ class StateVerbs(Protocol):
     def delta_rule(
         self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
-        """Apply the gated delta rule, which replaces what a key has read so far (Yang et al. 2024, arXiv 2412.06464).
+        """Apply the gated delta rule, which overwrites a key's value in the state (Yang et al. 2024, arXiv 2412.06464).
 
         For each head, h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h.
 
@@ -145,7 +145,7 @@ class StateVerbs(Protocol):
     ) -> Activation:
         """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456).
 
-        Since a is -b, the second term removes what a reads. r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads *
-        value_dim]; state `number`: h [heads, key_dim, value_dim].
+        With a = -key and b = key * rate, the second term removes the key's old value. r, w, k, a, b [tokens, heads *
+        key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
         ...

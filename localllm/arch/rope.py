@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): which numbers of a head turn, and how fast."""
+"""Rotary position embedding (Su et al. 2021): the pairs of a head that it rotates, and their frequencies."""
 
 import math
 from dataclasses import replace
@@ -14,36 +14,36 @@ class Rope:
     """The rotary embedding of a layer's heads."""
 
     head_dim: int
-    dims: int  # of a head's numbers, the first so many are rotated, in pairs
-    interleaved: bool  # pairs are neighbours; otherwise number i goes with number i + dims / 2 ("neox")
+    dims: int  # only the first `dims` numbers of a head are rotated, in pairs
+    interleaved: bool  # pairs are neighbours; otherwise number i is paired with number i + dims / 2 ("neox")
     base: float = 10000.0
-    factor: float = 1.0  # how much the context is stretched beyond the original one
+    factor: float = 1.0  # context length divided by the original one
     yarn: bool = False
     original_context: int = 0
     magnitude: float = 1.0  # multiplies cosine and sine
-    by_factors: bool = False  # frequencies are to be divided by tensors of the file (LongRoPE)
-    still: tuple[int, ...] = ()  # pairs that do not turn
-    axes: tuple[int, ...] = ()  # of each pair, by which position of an image's row it turns: time, height or width
-    speeds: tuple[int, ...] = ()  # of each pair, of which pair it has the speed; (): its own
-    turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
-    back: bool = False  # whether pairs turn the other way, which undoes it
-    before: int = 0  # as if tokens stood so many places before
+    by_factors: bool = False  # a tensor of the file must divide the frequencies (LongRoPE)
+    unrotated: tuple[int, ...] = ()  # pairs that stay as they are
+    pair_axes: tuple[int, ...] = ()  # by which of a row's positions each pair is rotated: 0 time, 1 height, 2 width
+    frequency_pairs: tuple[int, ...] = ()  # for each pair, the pair whose frequency it has; (): its own
+    yarn_betas: tuple[float, float] = (32.0, 1.0)  # rotations (fast, slow) between which YaRN blends
+    is_inverse: bool = False  # rotate the other way, which undoes a rotation
+    position_offset: int = 0  # subtracted from every position
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
         """Compute radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
 
-        YaRN (Peng et al. 2023) stretches slow pairs, keeps fast ones, and blends between.
+        YaRN (Peng et al. 2023) divides low frequencies by the factor, keeps high ones, and blends between.
         """
-        pairs = np.array(self.speeds or range(self.dims // 2))
+        pairs = np.array(self.frequency_pairs or range(self.dims // 2))
         plain = self.base ** (-2.0 * pairs / self.dims)
-        plain[list(self.still)] = 0
-        plain = -plain if self.back else plain
+        plain[list(self.unrotated)] = 0
+        plain = -plain if self.is_inverse else plain
         if factors is not None:
             plain = plain / factors
         stretched = plain / self.factor
         if not self.yarn:
             return stretched
-        low, high = self._pair_turning(self.turns[0]), self._pair_turning(self.turns[1])
+        low, high = self._pair_of_rotations(self.yarn_betas[0]), self._pair_of_rotations(self.yarn_betas[1])
         low, high = max(math.floor(low), 0), min(math.ceil(high), self.dims - 1)
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
@@ -52,15 +52,15 @@ class Rope:
         """Return the same RoPE without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
-    def _pair_turning(self, turns: float) -> float:
-        """Return the pair (a fraction) that turns so often within the original context."""
-        return self.dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+    def _pair_of_rotations(self, rotations: float) -> float:
+        """Return the pair (a fraction) that makes so many rotations within the original context."""
+        return self.dims * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
 
 def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
     """Read the rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
 
-    LongRoPE's factors are tensors (see localllm.arch.attention.rope_factors), and there may be some without the type.
+    LongRoPE's factors are tensors (localllm.arch.attention.rope_factors), which a file of another type may have, too.
     """
     dims = fields.count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
@@ -87,7 +87,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
 
 
 def read_base(fields: Fields, name: str, default: float | None) -> float:
-    """Return a base of the frequencies. Raises ModelError."""
+    """Read a base of the frequencies. Raises ModelError."""
     base = fields.number(name, default)
     if base <= 1:
         raise fields.error(f"{fields.key(name)} should be above 1, is {base}")
@@ -95,5 +95,5 @@ def read_base(fields: Fields, name: str, default: float | None) -> float:
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """Return the factor that offsets the softer attention of a stretched context (Peng et al. 2023)."""
+    """Return YaRN's attention factor for a stretched context (Peng et al. 2023)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))

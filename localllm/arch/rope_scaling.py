@@ -1,4 +1,4 @@
-"""Scale positions at run time otherwise than a model's file says, as its publishers' pages tell for long contexts."""
+"""Override a file's RoPE scaling at run time, as model cards describe for long contexts."""
 
 from collections.abc import MutableMapping
 
@@ -25,7 +25,7 @@ class RopeScaling:
     original_context: int | None = None
 
     def require_valid(self) -> None:
-        """Raise UsageError for values that no model has."""
+        """Raise UsageError for values out of range."""
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"rope_scaling should be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}")
         if self.factor is not None and not 1e-3 <= self.factor <= 1e6:
@@ -36,10 +36,10 @@ class RopeScaling:
             raise UsageError(f"yarn_orig_ctx should be at least 1 token, not {self.original_context}")
 
     def apply(self, metadata: MutableMapping[str, object], path: str) -> None:
-        """Change a file's metadata, as read. Raises UnsupportedError for a model with windows.
+        """Change a file's metadata in memory. Raises UnsupportedError for a model with attention windows.
 
-        A YaRN factor other than the file's also sets the context, to the original one times the factor. A model with
-        windows has layers that llama.cpp leaves as they are in the file, and the metadata does not tell them apart.
+        A YaRN factor other than the file's also sets the context, to the original one times the factor. In a model
+        with attention windows, llama.cpp does not rescale some layers, and the metadata does not tell which.
         """
         prefix = f"{metadata.get('general.architecture')}."
         if metadata.get(f"{prefix}attention.sliding_window"):
@@ -59,6 +59,6 @@ class RopeScaling:
 
     @staticmethod
     def _file_factor(metadata: MutableMapping[str, object], prefix: str) -> float:
-        """Return the factor that the file has."""
+        """Return the file's factor, 1 by default."""
         value = metadata.get(f"{prefix}rope.scaling.factor", metadata.get(f"{prefix}rope.scale_linear", 1.0))
         return float(value) if isinstance(value, int | float) and value else 1.0

@@ -1,14 +1,14 @@
-"""The routing of tokens to experts, as families declare it."""
+"""The rule that routes tokens to experts, as families declare it."""
 
 from localllm.frozen import frozen
 
 
 @frozen
 class Routing:
-    """A rule by which tokens choose experts: those with the highest scores, of the best groups.
+    """A rule that routes a token to the experts with the highest scores in the best groups.
 
-    Scores are the softmax of the router's logits, or of each the sigmoid or the root of softplus. The weights of the
-    chosen ones are their scores, made to add up to 1 if they are normalized, times the scale.
+    Scores are the softmax of the router's logits, or the sigmoid or the root of softplus of each. The weight of a used
+    expert is its score, divided by the sum of all used ones' if `normalized`, times `scale`.
     """
 
     experts: int
@@ -16,11 +16,11 @@ class Routing:
     sigmoid: bool = False
     normalized: bool = True
     scale: float = 1.0
-    groups: int = 1  # of as many experts each; a group is as good as the sum of its two best (DeepSeek-V3, 2024)
+    groups: int = 1  # of equal size; a group's score is the sum of its two highest (DeepSeek-V3, 2024)
     groups_used: int = 1
-    weighs_inputs: bool = False  # weights multiply what experts get instead of what they make of it
-    rooted: bool = False  # whether scores are roots of softplus (DeepSeek-V4, 2026)
-    together: int = 1  # so many experts in a row are one, whose score is that of the expert of its number (GroveMoE)
+    weighs_inputs: bool = False  # weights multiply the experts' inputs instead of their outputs
+    rooted: bool = False  # scores are roots of softplus (DeepSeek-V4, 2026)
+    together: int = 1  # so many consecutive experts share matrices; group i has expert i's score (GroveMoE)
 
     @property
     def matrices(self) -> int:

@@ -1,7 +1,4 @@
-"""The verbs that compute each element of a row from the same elements of their inputs, with their formulas in NumPy.
-
-Each has a row in localllm.kernels.verbs, and kernels.
-"""
+"""Elementwise verbs, with their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,11 +6,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from localllm.arch.elementwise_reference import (
+    add_scalar,
     clamp,
     exponential,
     gelu_erf,
     if_finite,
-    plus,
     relu,
     relu_squared,
     sigmoid,
@@ -30,7 +27,7 @@ class RowwiseVerbs(Protocol):
     """Elementwise verbs: y has the shape of x."""
 
     def rowwise(self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **given: float) -> Activation:
-        """Apply an elementwise verb; formula: its meaning for NumPy arrays and numbers."""
+        """Apply an elementwise verb; formula: the function of NumPy arrays and numbers that it computes."""
         ...
 
     def add(self, x: Activation, y: Activation) -> Activation:
@@ -77,9 +74,9 @@ class RowwiseVerbs(Protocol):
         """Compute e^x, NaN for infinity."""
         return self.rowwise("exponential", exponential, x)
 
-    def plus(self, x: Activation, number: float) -> Activation:
+    def add_scalar(self, x: Activation, number: float) -> Activation:
         """Compute x + number."""
-        return self.rowwise("plus", plus, x, number=number)
+        return self.rowwise("add_scalar", add_scalar, x, number=number)
 
     def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
         """Compute xIELU (Huang and Schlag 2024, arXiv 2411.13010).
@@ -124,5 +121,5 @@ def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 def gelu(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
-    cube = x * x * x  # x**3 is a power, and takes as long as all the rest
+    cube = x * x * x  # x**3 would call pow, and take as long as all the rest
     return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * cube)))).astype(np.float32)

@@ -1,7 +1,7 @@
-"""The common parts of RWKV 6 and 7, and Qwen's models whose attention was replaced by theirs.
+"""The common parts of RWKV 6 and 7, and of Qwen models converted to RWKV's attention (QRWKV, ARWKV).
 
-A layer mixes each token with the one before it, keeps a matrix for each head, and then goes through a feed-forward
-network that sees the token before, too, or through one as Qwen's.
+A layer interpolates each token with the one before it, and updates a state matrix for each head; then follows RWKV's
+feed-forward network, which also reads the token before, or Qwen's.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,18 +16,21 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
-HEAD_EPSILON = 64e-5  # of the norm of each head
+HEAD_EPSILON = 64e-5  # of each head's norm
 
 
 @frozen
 class Rwkv(Hyperparameters):
-    """`ranks`: of the narrow products that make gates and decays. has_own_network: its own, not Qwen's."""
+    """The hyperparameters.
+
+    ranks: of the low-rank products for gates and decays.  has_own_network: RWKV's feed-forward network, not Qwen's.
+    """
 
     head_dim: int
     kv_heads: int
     epsilon: float
     has_own_network: bool
-    rescale: int  # after so many layers, everything is halved; 0 for never
+    rescale: int  # after every `rescale` layers the residual stream is halved; 0 for never
     ranks: tuple[int, ...]
 
     @property
@@ -35,13 +38,13 @@ class Rwkv(Hyperparameters):
         return self.width // self.head_dim
 
     def states(self) -> Sequence[Recurrent]:
-        """Return the last token, once or for both halves of a layer, and the matrices."""
+        """Return each layer's state: the heads' matrices, and the last token's row for one or both sublayers."""
         last = ((1, self.width),) * (2 if self.has_own_network else 1)
         return [Recurrent(layer, ((self.heads, self.head_dim, self.head_dim), *last)) for layer in range(self.layers)]
 
 
 def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
-    """Read the hyperparameters; ranks: their names. Raises ModelError."""
+    """Read the hyperparameters; ranks: the names of the ranks. Raises ModelError."""
     own, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
     if common["width"] % (head_dim := fields.count("wkv.head_size")):
         raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
@@ -62,7 +65,7 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
     )
 
 
-Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # half of a layer
+Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # a sublayer
 
 
 def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
@@ -75,7 +78,7 @@ def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mi
 
 
 def block(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Mix, Mix]) -> Activation:
-    """Apply one layer: both parts, each added to the residual stream."""
+    """Apply one layer: two sublayers, each added to the residual stream."""
     time_mix, channel_mix = mixes
     x = b.add(x, time_mix(b, w, h, state, norm(b, w, h, "attn_norm", x)))
     x = b.add(x, channel_mix(b, w, h, state, norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x)))
@@ -95,9 +98,9 @@ def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activatio
 
 
 def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
-    """Return the interpolation weights between a token and the one before, for each use.
+    """Return the interpolation weights between a token and the one before, one vector for each of `names`.
 
-    One tensor for all, or one for each in old files.
+    The file has one tensor for all, or in old files one for each.
     """
     if fused := w.get("time_mix_lerp_fused"):
         return fused.shaped(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
@@ -105,7 +108,7 @@ def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
 
 
 def vector(w: Weights, h: Rwkv, name: str) -> Weight:
-    """Return a vector with a number for each column; dimensions of 1 are dropped."""
+    """Return a tensor as a vector [width], without its dimensions of 1."""
     weight = w.require(name)
     return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
 
@@ -118,6 +121,6 @@ def narrow(
     x: Activation,
     between: Callable[[Activation], Activation] | None = None,
 ) -> Activation:
-    """Multiply x by two low-rank matrices with the function `between` them, and add a bias from its own tensor."""
+    """Apply a low-rank product: two matrices with the function `between` them, and a bias."""
     y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
     return b.linear(between(y) if between else y, w.require(f"{name}2"))

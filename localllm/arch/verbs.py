@@ -1,12 +1,10 @@
 """The verbs that an architecture is written in.
 
-A verb gets everything by argument, changes no argument and returns a new activation. The recorder of localllm.engine
-records them once, when a model is opened; `Reference` of localllm.engine.operations computes them at once in NumPy. An
-Activation is float32 [rows, columns] in the builder's own form; rows are the tokens of a run, or those of them that
-were selected.
+A verb is a pure function: it changes no argument and returns a new activation. The recorder of localllm.engine records
+the verbs once, when a model is opened; `Reference` of localllm.engine.operations computes them immediately in NumPy. An
+Activation is float32 [rows, columns] in the builder's own form; rows are the tokens of a run, or a selection of them.
 
-Verbs that compute each element of a row from the same elements of their inputs are in localllm.arch.rowwise_verbs,
-those of recurrent layers in localllm.arch.recurrent_verbs.
+Elementwise verbs are in localllm.arch.rowwise_verbs, those of recurrent layers in localllm.arch.recurrent_verbs.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +22,23 @@ from localllm.frozen import frozen
 
 Activation = Any
 Numbers = Any  # one integer for each row
-Choice = Any  # which experts the tokens of an activation go to
+Choice = Any  # the experts of each token, and their weights
 FULL_ATTENTION = 1 << 40
 
 
 @frozen
 class Scores:
-    """Computation of scores from queries and keys: query heads in equal groups share key-value heads.
+    """How to compute attention scores from queries and keys; equal groups of query heads share a key-value head.
 
-    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
-    (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025). Tokens also see
-    the next `lookahead` tokens: FULL_ATTENTION for bidirectional attention.
+    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and slope * |distance| is subtracted if heads
+    have slopes (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025).
+    Tokens also attend to the next `lookahead` tokens: FULL_ATTENTION for bidirectional attention.
 
-    Biases are added by distance: of a head, number i where the key is i - reach positions after the query; the first
-    and the last one apply beyond (T5, Raffel et al. 2020). With `cross_attention`, queries of a decoder see the
-    encoder's keys instead of its own. With `windowed`, patches of an image see those of their window only.
+    Biases are added by distance: bias i of a head where the key is i - reach positions after the query; the first and
+    the last one also apply beyond (T5, Raffel et al. 2020). With `cross_attention`, a decoder's queries attend to the
+    encoder's keys. With `windowed`, patches of an image attend only to their window.
 
-    With `logs`, the results of two sets of keys can be combined.
+    `logs` makes it possible to combine the results of two sets of keys.
     """
 
     heads: int
@@ -60,8 +58,8 @@ class Scores:
 class Hashing:
     """A hash of a token and its predecessors to a row of a table.
 
-    The row is `first` plus the exclusive or of the ids, each times its factor, modulo `size`. Factors are for the token
-    itself, the one before and so on. Tokens before an `end`, and before a sequence's first token, count as `end`.
+    The row is first + (xor over i of id_i * factor_i) % size, where id_0 is the token's, id_1 that of the one before
+    and so on. Ids before an `end` token, and before a sequence's first token, count as `end`.
     """
 
     factors: tuple[int, ...]
@@ -73,10 +71,10 @@ class Hashing:
 class Builder(RowwiseVerbs, StateVerbs, Protocol):
     """The verbs that all builders have."""
 
-    ids: Numbers  # of the run's tokens
-    positions: Numbers  # of the tokens in their sequences
-    kinds: Numbers  # of the tokens in a pair of texts: 0 for the first one, 1 for the second
-    wanted: Numbers  # tokens whose logits are requested
+    ids: Numbers  # the ids of the run's tokens
+    positions: Numbers  # the tokens' positions in their sequences
+    kinds: Numbers  # the tokens' types in a pair of texts: 0 in the first one, 1 in the second
+    wanted: Numbers  # the tokens whose logits are requested
     reveals: bool  # whether the last hidden states of all tokens are exported
 
     def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
@@ -105,8 +103,8 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
         """Look up a row for each token and its predecessors by their hash: [tokens, width].
 
-        (Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933.) tokens: of `as_column`, those of a row side by side,
-        the token itself first.
+        (Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933.) tokens: columns from `as_column`: the token itself,
+        then its predecessors.
         """
         ...
 
@@ -119,11 +117,11 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def export_hidden(self, x: Activation) -> Activation:
-        """Return x unchanged; exports it to a draft head (localllm.arch.mtp). Only if the builder `reveals`."""
+        """Return x unchanged, and export it for an MTP layer (localllm.arch.mtp), if the builder `reveals`."""
         ...
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
-        """Return x unchanged; lets an external draft head (EAGLE-3) tap the input of this layer.
+        """Return x unchanged, and export this layer's input for a draft head (EAGLE-3) that reads it.
 
         The last layer's output counts as the input of one more layer.
         """
@@ -138,7 +136,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
-        """Concatenate x and y head by head; with `shared`, y has the columns of one head, for all."""
+        """Concatenate x and y head by head; with `shared`, y is one head, appended to each of x."""
         ...
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
@@ -170,22 +168,22 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def ignore(self, *weights: Weight | None) -> None:
-        """Accept weights that are in the file but not needed."""
+        """Mark weights as used though no verb reads them."""
         ...
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
-        """Compute softmax(q k^T * scale) v over a token's visible keys: up to its own, within the window.
+        """Compute softmax(q k^T * scale) v over the keys up to a token's own, within the window.
 
-        The run's keys and values are written to the cache first, unless they are None: then an earlier layer has
-        written them. The values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], or
-        with `logs` one column more for each head.
+        The run's keys and values are written to the cache first; None means that an earlier layer has written them. The
+        values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], with `logs` one
+        column more for each head.
         """
         ...
 
     def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
-        """Write the run's keys and values to the cache, for attention elsewhere."""
+        """Write the run's keys and values to the cache without attending to them."""
         ...
 
     def pool(self, x: Activation, kind: str) -> Activation:
@@ -197,11 +195,11 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     ) -> Activation:
         """Select the keys that a token attends to: the `count` visible ones with the largest indexer scores.
 
-        A score is the sum over heads of weight * max(q k, 0); of equal ones the first is taken (lightning indexer:
-        DeepSeek-V3.2, 2025). If a score is NaN, the token sees no keys.
+        A score is the sum over heads of weight * max(q k, 0); of equal scores the first is selected (lightning indexer:
+        DeepSeek-V3.2, 2025). If a score is NaN, no keys are selected for the token.
 
         With a `block` other than 1, `count` blocks of that many positions are selected: a block's key is that of its
-        last token, and tokens after the last whole block always see each other.
+        last token, and the keys after the last whole block are always selected.
 
         q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. Returns a bit mask
         over the positions of a sequence, 32 per number.
@@ -230,7 +228,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def gather(self, x: Activation, choice: Choice) -> Activation:
-        """Repeat rows for each expert that a token is routed to; here in the order of the tokens."""
+        """Repeat each token's row for each of its experts, in the order of the tokens."""
         ...
 
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
@@ -279,9 +277,9 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
-        """Mix residual streams, side by side: y_i = the sum over j of weights_ij * x_j.
+        """Compute m sums of residual streams: y_i = the sum over j of weights_ij * x_j.
 
-        x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first: y [tokens, m * width].
+        x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first. y [tokens, m * width].
         """
         ...
 

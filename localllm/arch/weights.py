@@ -1,7 +1,7 @@
-"""A model's tensors by the names they have in the file.
+"""A model's tensors, by their names in the file: Weights.block(3).attn_q is blk.3.attn_q.weight.
 
-Weights.block(3).attn_q is blk.3.attn_q.weight. A language model's file may also hold tensors of other parts, as in
-Ollama's store, which do not change its texts.
+A language model's file may also hold tensors of other parts, such as an image encoder in files of Ollama; they have no
+effect on text.
 """
 
 import itertools
@@ -48,13 +48,13 @@ class Weight:
         return numbers
 
     def whole(self) -> np.ndarray:
-        """Return a tensor of whole numbers as int64, in its shape. Raises ModelError."""
+        """Return an I32 tensor as int64 in its shape. Raises ModelError."""
         if self.tensor.format.name != "I32":
             raise ModelError(f"tensor {self.name} should be whole numbers, is {self.tensor.format.name}")
         return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
 
     def number(self) -> float:
-        """Return the only number of a tensor. Raises ModelError."""
+        """Return the number of a tensor of shape [1]. Raises ModelError."""
         if self.shape != (1,):
             raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
         return float(self.vector()[0])
@@ -66,11 +66,11 @@ class Weight:
         return self
 
     def flat(self) -> "Weight":
-        """Return a matrix as the vector of its rows, one after the other."""
+        """Return a matrix as one vector."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
     def repeated(self, count: int) -> "Weight":
-        """Repeat each number of a vector `count` times. Raises ModelError if they are not plain ones."""
+        """Repeat each number of a vector `count` times. Raises ModelError if it is quantized."""
         numbers = len(self.flat().vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
@@ -80,7 +80,7 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """Split a fused matrix into its parts. Raises ModelError if it has more or fewer.
+        """Split a fused matrix into parts of so many rows. Raises ModelError if it has more or fewer.
 
         In a stack [experts, rows, columns], every matrix is split.
         """
@@ -125,14 +125,14 @@ class Weight:
 
 
 class Weights:
-    """Attribute access to tensors below a prefix.
+    """Attribute access to the tensors below a prefix.
 
-    An optional tensor is in all layers or in none, unless the family says that it goes `by_layer`: so a file that has
-    lost a tensor is refused, with the tensor's name.
+    An optional tensor must be in all layers or in none, unless the caller asks for it `by_layer`, so that a file that
+    lacks one is refused with its name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
-        """Wrap tensors; of_layers: names of tensors that at least one layer has."""
+        """Wrap tensors; of_layers: the names of tensors that at least one layer has."""
         self._tensors, self._prefix = tensors, prefix
         self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
 
@@ -141,7 +141,7 @@ class Weights:
         return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
 
     def part(self, prefix: str) -> "Weights":
-        """Return the tensors of an encoder or a decoder, which has layers of its own."""
+        """Return the tensors of a part with layers, such as an encoder or a decoder."""
         own = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         return Weights(self._tensors, prefix, own)
 
@@ -162,7 +162,7 @@ class Weights:
         return Weight(tensor) if tensor else None
 
     def bare(self, name: str) -> Weight | None:
-        """Return a tensor whose name has no such end, or None. Raises ModelError if only other layers have it."""
+        """Return a tensor of exactly that name, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(name, by_layer=False)
         return Weight(tensor) if tensor else None
 
@@ -173,7 +173,7 @@ class Weights:
         return tensor
 
     def exactly(self, name: str) -> Weight:
-        """Return a tensor whose name does not end in ".weight". Raises ModelError if there is none."""
+        """Return a tensor of exactly that name, without ".weight". Raises ModelError if there is none."""
         tensor = self._tensors.get(f"{self._prefix}{name}")
         if tensor is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}")
@@ -206,7 +206,7 @@ def names_in_layers(names: Iterable[str]) -> frozenset[str]:
 
 
 def as_stack(matrices: Sequence[Weight]) -> Weight:
-    """Return matrices as the stack [count, rows, columns] that they are. Raises ModelError if not."""
+    """Return equally spaced matrices of a file as a stack [count, rows, columns]. Raises ModelError if they are not."""
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
@@ -219,13 +219,13 @@ def as_stack(matrices: Sequence[Weight]) -> Weight:
     return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))
 
 
-PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the beginning of their names
+PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names
 
 
 def part_of(name: str) -> str | None:
     """Name the part that a tensor belongs to, None for the language model."""
-    beginning, point, _ = name.partition(".")
-    return PARTS.get(beginning) if point else None
+    prefix, point, _ = name.partition(".")
+    return PARTS.get(prefix) if point else None
 
 
 def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:

@@ -64,14 +64,14 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
 
 def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
     """Append the multi-token prediction layers to the others, if the checkpoint has them."""
-    layers, guessing = h.sizes["layers"], h.sizes.get("guessing", 0)
+    layers, mtp_layers = h.sizes["layers"], h.sizes.get("mtp_layers", 0)
     numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
-    if max(numbers, default=0) < layers or not guessing:
-        return h.plus({"guessing": 0})
-    total, recurrent = layers + guessing, h.metadata.get("attention.recurrent_layers")
+    if max(numbers, default=0) < layers or not mtp_layers:
+        return h.updated({"mtp_layers": 0})
+    total, recurrent = layers + mtp_layers, h.metadata.get("attention.recurrent_layers")
     if recurrent is not None:
-        h = h.plus(attention__recurrent_layers=[*recurrent, *[False] * guessing])
-    return h.plus({"layers": total}, block_count=total, nextn_predict_layers=guessing)
+        h = h.updated(attention__recurrent_layers=[*recurrent, *[False] * mtp_layers])
+    return h.updated({"layers": total}, block_count=total, nextn_predict_layers=mtp_layers)
 
 
 def arrange_tensors(
@@ -85,14 +85,14 @@ def arrange_tensors(
         if all(part in found for part in place.of):
             sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
             factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
-            yield gguf_tensor(name, scale_rows(place.made(sources), factors))
+            yield gguf_tensor(name, scale_rows(place.build(sources), factors))
         elif place.needed:
             hint = f"; {UNTIED}" if name == "output.weight" else ""
             raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}{hint}")
 
 
 def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
-    """Tell whether a checkpoint that ties its output matrix stores another one than the embedding."""
+    """Return whether a checkpoint that ties its output matrix stores another one than the embedding."""
     names, wanted = Names(family, h.sizes), ("token_embd.weight", "output.weight")
     found = {names.place_of(names.plain(theirs), set(wanted))[0]: theirs for theirs in stored}
     if not family.decodes or not all(name in found for name in wanted):
@@ -145,7 +145,7 @@ class Names:
         return theirs
 
     def is_left_out(self, theirs: str) -> bool:
-        """Tell whether a tensor is for images or another task."""
+        """Return whether a tensor is for images or another task."""
         if self._family.unread and self._family.unread.fullmatch(theirs):
             return True
         if self._family.sees and OF_IMAGES.fullmatch(theirs):

@@ -55,7 +55,7 @@ class Config:
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return self.with_content(content)
 
-    def plus(self, **more: object) -> "Config":
+    def updated(self, **more: object) -> "Config":
         """Copy the object with these values added."""
         return self.with_content({**self.content, **more})
 

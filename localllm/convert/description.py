@@ -56,7 +56,7 @@ def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a value from the model card is a string, a number, or a list of strings."""
+    """Return whether a value from the model card is a string, a number, or a list of strings."""
     texts = value if isinstance(value, list) else [value]
     return isinstance(value, int) or (bool(texts) and all(isinstance(text, str) for text in texts))
 

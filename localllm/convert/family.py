@@ -22,7 +22,7 @@ class DerivedTensor:
 
     dimensions: Dimensions
     of: Mapping[str, Dimensions]  # stored names, after the layer's number, and their shapes
-    made: "Build"
+    build: "Build"
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 

@@ -69,19 +69,19 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
     h = with_mtp_layers(h, stored)
-    h = h.plus({"packed": detect_expert_packing(stored, h.sizes["width"])})
+    h = h.updated({"packed": detect_expert_packing(stored, h.sizes["width"])})
     tensors = [*arrange_tensors(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, from_array(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
         tensors.append(gguf_tensor(f"{name}.weight", matrix))
         sizes = zip(("out", "in"), matrix.shape, strict=True)
-        h = h.plus({}, **{f"{name}_feat_{side}": size for side, size in sizes})
+        h = h.updated({}, **{f"{name}_feat_{side}": size for side, size in sizes})
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
     sampling, more = sampling_metadata(read_json(folder / "generation_config.json") or {})
     metadata = {"general.architecture": family.arch, **sampling}
     metadata |= description(folder, {t.name: t.shape for t in tensors}, config.warnings)
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
-        h = h.plus(pooling_type=pooling)
+        h = h.updated(pooling_type=pooling)
     metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
     if "types" in h.sizes:
         metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]

@@ -27,7 +27,7 @@ class CheckpointFacts:
     # per row or one for all, float32 [rows] or [1].
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
-    def plus(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
+    def updated(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
         """Add sizes and metadata; "__" stands for a point, and None removes a key."""
         more = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **more}.items() if value is not None}

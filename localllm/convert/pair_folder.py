@@ -37,7 +37,7 @@ UNREAD = ("logit_scale", "text_model.embeddings.position_ids", "vision_model.emb
 
 
 def is_pair_folder(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether a folder has a CLIP checkpoint."""
+    """Return whether a folder has a CLIP checkpoint."""
     content = read_json(Path(folder) / "config.json")
     return isinstance(content, dict) and content.get("architectures") == [PAIR]
 

@@ -14,7 +14,7 @@ class TensorPlace:
     """The origin of a tensor of the GGUF file."""
 
     of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
-    made: Callable[[Sequence[TensorSource]], TensorSource]
+    build: Callable[[Sequence[TensorSource]], TensorSource]
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 
@@ -60,19 +60,19 @@ class CheckpointModel:
     def _build(self, prefix: str, its: DerivedTensor) -> TensorPlace:
         """Return the place of a derived tensor."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
-        return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes, its.needed)
+        return TensorPlace(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
 
     def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
         """Return the place of a tensor that is stored under a name that gguf knows."""
-        return TensorPlace({whole_name: stored}, lambda sources: self._usually_made(name, sources[0]), needed=needed)
+        return TensorPlace({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
 
-    def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
+    def _reorder(self, name: str, source: TensorSource) -> TensorSource:
         """Apply the family's row orders and offsets; name: with ".bias" for biases."""
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
             order = to_pairs if self.family.rotated else to_halves
             matrix = source if len(source.shape) > 1 else column(source)
-            turned = order(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
-            return turned if len(source.shape) > 1 else flat(turned)
+            rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
+            return rotated if len(source.shape) > 1 else flat(rotated)
         if name in self.family.transposed:
             return transpose(source)
         if self.family.offset_norms and name.endswith("norm"):

@@ -83,5 +83,5 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
     for name, part in facts.parts.items():
         if part.theirs not in found:
             raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
-        made = part.made(check_tensor(found[part.theirs], part.shape, NUMBERS))
+        made = part.convert(check_tensor(found[part.theirs], part.shape, NUMBERS))
         yield gguf_tensor(name, to_float32(made) if len(made.shape) == CONVOLUTION else made)

@@ -47,7 +47,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
 
 
 def is_of(kind: type, value: object) -> bool:
-    """Tell whether a JSON value is a number that the type can hold."""
+    """Return whether a JSON value is a number that the type can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     return abs(value) < 1e38 if kind is FLOAT32 else value == int(value) and abs(value) < 1 << 31

@@ -11,7 +11,7 @@ ROWS = 4096  # compared at once
 def unties_output(
     embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
 ) -> bool:
-    """Tell whether the output matrix is to be written, although config.json says that it is the embedding.
+    """Return whether the output matrix is to be written, although config.json says that it is the embedding.
 
     Tools that merge adapters and train heads store one that differs, and leave `tie_word_embeddings` as it was;
     transformers 5 and llama.cpp's converter then use both. name: of the output matrix in the checkpoint.
@@ -27,7 +27,7 @@ def unties_output(
 
 
 def is_same(a: TensorSource, b: TensorSource) -> bool:
-    """Tell whether two matrices have the same numbers."""
+    """Return whether two matrices have the same numbers."""
     if a.shape != b.shape:
         return False
     return all(

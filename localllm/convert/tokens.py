@@ -91,7 +91,7 @@ def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
 
 
 def merges_make_all(content: TokenizerJson) -> bool:
-    """Tell whether merging produces every piece, so that `ignore_merges` makes no difference."""
+    """Return whether merging produces every piece, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
     ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
     return all(merge(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added)
@@ -157,7 +157,7 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
 
 
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
-    """Tell whether a step leaves texts whole: Gemma's splits at spaces when none are left."""
+    """Return whether a step leaves texts whole: Gemma's splits at spaces when none are left."""
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False
@@ -215,7 +215,7 @@ def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> 
 
 
 def prepends_space(content: TokenizerJson) -> bool:
-    """Tell whether a SentencePiece tokenizer.json adds a space before texts."""
+    """Return whether a SentencePiece tokenizer.json adds a space before texts."""
     schemes = [
         part.get("prepend_scheme", "always")
         for part in parts(content.get("pre_tokenizer"))

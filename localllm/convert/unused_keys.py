@@ -92,7 +92,7 @@ def paths(content: Mapping[str, object], asked: Collection[str], prefix: str = "
 
 
 def says_something(value: object) -> bool:
-    """Tell whether a value may change something: null, false, 0, empty ones and a factor of 1.0 do not."""
+    """Return whether a value may change something: null, false, 0, empty ones and a factor of 1.0 do not."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 

@@ -82,7 +82,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
     ]  # fmt: skip
     try:
         for tower, vector, h in parts:
-            said += [trace_part(tower, file, h, h.most_patches, h.columns), trace_part(vector, file, h, 1, h.width)]
+            said += [trace_part(tower, file, h, h.most_patches, h.input_width), trace_part(vector, file, h, 1, h.width)]
             if said[-1].width != h.out:
                 raise ModelError(f"vectors of {said[-1].width} numbers, not of {h.out} as projection_dim says")
         for part in said[:-1]:

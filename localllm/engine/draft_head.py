@@ -65,14 +65,14 @@ class DraftHead:
                 if rows.columns != self.width:
                     raise ModelError(f"rows of {rows.columns} numbers for a layer of {self.width}")
                 recorder.use(fusing)
-            guessed = g.guess(recorder, g.weights, h, recorder.external_input(self._before, self.width))
+            guessed = g.draft(recorder, g.weights, h, recorder.external_input(self._before, self.width))
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
                 raise ModelError(f"logits for {guessed.logits.columns} tokens of {count}")
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
-        recorder.export_hidden(guessed.made)
+        recorder.export_hidden(guessed.hidden)
         *others, logits, shown = recorder.operations
         return [*others, shown, logits], fusing.operations  # logits come last
 

@@ -11,7 +11,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import Fields, require_general, require_kinds
 from localllm.arch.metadata_consistency import require_supported_values
-from localllm.arch.mtp import MtpOutput, guessing_state
+from localllm.arch.mtp import MtpOutput, mtp_state
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
@@ -28,7 +28,7 @@ class DraftHeadSource(NamedTuple):
         path: of its file.  hyperparameters, weights: its own.  state: where its keys and values are cached.
         columns: length of the model's hidden states that it reads.
         layers: of the model, whose inputs these hidden states are; none: the last hidden state (HiddenStateTap).
-        guess: makes the head's output: (builder, weights, hyperparameters, hidden states).
+        draft: makes the head's output: (builder, weights, hyperparameters, hidden states).
         fuse: preprocesses hidden states, with the same arguments; None without preprocessing.
         names: tensors that the head must use, so that none is ignored.
         tokens: the token of each logit, int64; None for the whole vocabulary.
@@ -40,7 +40,7 @@ class DraftHeadSource(NamedTuple):
     columns: int
     layers: tuple[int, ...]
     weights: Weights | eagle3.Pair
-    guess: Callable[..., MtpOutput]
+    draft: Callable[..., MtpOutput]
     fuse: Callable[..., Activation] | None
     names: Collection[str]
     tokens: np.ndarray | None = None
@@ -50,7 +50,7 @@ def own_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> Draf
     """Return the first multi-token prediction layer of a file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]
-    return DraftHeadSource(file.path, h, guessing_state(h), h.width, (), weights, model.guess, None, names)
+    return DraftHeadSource(file.path, h, mtp_state(h), h.width, (), weights, model.draft, None, names)
 
 
 def is_head(file: GGUFFile) -> bool:
@@ -77,7 +77,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
     weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
     names, tokens = [name for name in file.tensors if name != TOKENS], tokens_of(file, h.vocab_size)
     layers, (state,) = h.target_layers, h.states()
-    return DraftHeadSource(file.path, h, state, columns, layers, weights, eagle3.guess, eagle3.fuse, names, tokens)
+    return DraftHeadSource(file.path, h, state, columns, layers, weights, eagle3.draft, eagle3.fuse, names, tokens)
 
 
 def tokens_of(file: GGUFFile, vocab_size: int) -> np.ndarray | None:

@@ -10,7 +10,7 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.mtp import has_guessing_layer
+from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.backend_selection import TracedModel, build_backend
@@ -88,7 +88,7 @@ class Engine:
         weights = Weights(file.tensors)
         self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
-        drafts = options.backend == "cpu" and has_guessing_layer(weights, self.hyperparameters)
+        drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = own_layer(file, model, self.hyperparameters)
         self._shown = hidden_state_tap(self._head_source)

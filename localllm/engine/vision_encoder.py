@@ -78,7 +78,7 @@ class VisionEncoder:
             self._programs = self._programs or [VisionProgram(part, h, self._options, True) for part in self._said]
             tower, project = self._programs
             try:
-                seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
+                seen = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
                 seen = self._gather(seen, grid)
                 return h.with_breaks(project.run(seen), grid, self._weights)
             except ModelError as error:
@@ -101,7 +101,7 @@ class VisionEncoder:
 def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPart, TracedPart]:
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = trace_part(family.tower, file, h, h.most_patches, h.columns)
+        tower = trace_part(family.tower, file, h, h.most_patches, h.input_width)
         count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
         project = trace_part(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)

@@ -74,7 +74,7 @@ ROWWISE = {
     # y = e^x.
     "exponential": row("count x y stride columns", "x", "elementwise.activations"),
     # y = x + number.
-    "plus": row("count x number y stride columns", "x", "elementwise.activations"),
+    "add_scalar": row("count x number y stride columns", "x", "elementwise.activations"),
     # y = e^x / the sum of them, of each row.
     "softmax": row("count x y stride columns", "x", "elementwise.heads", "elementwise.heads"),
     # y = a matrix of `size` rows whose rows and columns add up to 1, transposed.

@@ -148,7 +148,7 @@ class Calibration:
             return []
         weights, context = Weights(self._file.tensors), max(map(len, self.chunks))
         said = trace_model(self._file, self._model.forward, weights, h, context)
-        return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
+        return folds(said.operations, self._file.tensors, LOGITS if h.mtp_layers else (EMBEDDING,))
 
     def encoded_jobs(self) -> list[TensorJob]:
         """List the matrices that `run` encodes: not those whose rows are only read."""
@@ -256,5 +256,5 @@ class CalibratedMatrices(OriginalWeights):
 
 
 def is_calibrated(job: TensorJob) -> bool:
-    """Tell whether a matrix is encoded by its inputs: it changes its format to one of blocks."""
+    """Return whether a matrix is encoded by its inputs: it changes its format to one of blocks."""
     return not job.is_copied and job.format.block > 1

@@ -51,7 +51,7 @@ def default_size(path: str | os.PathLike[str]) -> int:
 
 
 def is_collected(name: str) -> bool:
-    """Tell whether a matrix has an entry, as llama-imatrix's layers have; outside of them if it is quantized."""
+    """Return whether a matrix has an entry, as llama-imatrix's layers have; outside of them if it is quantized."""
     return name.startswith(LAYER) or not (role_of(name) in (OUTPUT, EMBEDDING) or KEPT.search(name))
 
 

@@ -60,7 +60,7 @@ class PartFile:
             self.write(self._header)
 
     def has(self, kept: int) -> bool:
-        """Tell whether an earlier run has left that many bytes."""
+        """Return whether an earlier run has left that many bytes."""
         if kept == self.nbytes and not os.path.lexists(self.path):
             return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
         try:

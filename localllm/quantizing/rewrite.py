@@ -229,7 +229,7 @@ def restore_header(path: str, copy: str) -> str:
 
 
 def ends_with_table(header: bytes, bare: bytes) -> bool:
-    """Tell whether a header has the table of tensors that one without metadata has, and padding after it."""
+    """Return whether a header has the table of tensors that one without metadata has, and padding after it."""
     table = bare[24:].rstrip(b"\0")  # its last bytes may be zeros, as an offset's are
     place = header.rfind(table)
     return len(table) > 0 and place > 0 and not any(header[place + len(table) :])

@@ -15,7 +15,7 @@ from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import cache_bytes
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import has_guessing_layer
+from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
@@ -156,9 +156,9 @@ def describe_projector_of(path: str) -> dict[str, object] | None:
 def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
     """Describe the multi-token prediction layers: number, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
-    blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
+    blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
-    has_layer = bool(mtp) and h is not None and has_guessing_layer(weights, h)
+    has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
     is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
     return {"layers": len(mtp), "bytes": sum(one.nbytes for block in mtp for one in block), "used": is_used}
 

@@ -175,7 +175,7 @@ def test_a_decoder_that_looks_ahead(wrong: Wrong, cli):
     path = wrong.write(L("attention.causal", False))
     require_refused(cli, path, "attention.causal", ["run"])
     code, out, _ = cli("inspect", path)
-    assert code == 0 and "not usable" in out and "look ahead" in out
+    assert code == 0 and "not usable" in out and "bidirectional attention" in out
 
 
 def require_refused_by_hand(wrong: Wrong, cli, changes: dict[str, Any], expected: str) -> None:

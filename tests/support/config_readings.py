@@ -56,7 +56,7 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     found |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
     found |= {"tied": h.tied, "warnings": config.warnings}
     width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
-    h = h.plus(
+    h = h.updated(
         {
             "packed": detect_expert_packing(
                 {name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width

@@ -1,7 +1,7 @@
 """Trinity (Arcee AI 2025).
 
-Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers rotate, and see a window;
-what heads see goes through a gate; norms after attention and feed-forward network too.
+Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers RoPE and a sliding window;
+attention's output is gated; norms after attention and feed-forward network, too.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
@@ -14,12 +14,12 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-PERIOD = 4  # of layers, the last of which rotates nothing, whatever it sees
+PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
 
 @frozen
 class AFMoE(LocallyRotated):
-    has_shared: bool  # an expert that every token goes to
+    has_shared: bool  # there is a shared expert
 
     def rope(self, layer: int) -> Rope | None:
         return None if (layer + 1) % PERIOD == 0 else super().rope(layer)

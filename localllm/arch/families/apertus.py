@@ -1,7 +1,7 @@
 """Apertus (Swiss AI Initiative 2025, arXiv 2509.14233).
 
-Unlike llama: xIELU instead of a gate, with numbers of its own in each layer, learned as logarithms of a kind; each head
-of queries and keys is normalized; rotated pairs are half a head apart.
+Unlike llama: xIELU instead of a gate, with parameters in each layer; each head of queries and keys is normalized;
+rotated pairs are half a head apart.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.frozen import frozen
 
 NAMES = "alpha_p", "alpha_n", "beta", "eps"
-MOST = 1e4  # of their sizes
+MOST = 1e4  # of a parameter's magnitude
 
 
 @frozen
@@ -38,7 +38,7 @@ def read(fields: Fields) -> Apertus:
 
 
 def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
-    """Return a number for each layer, or one for all. Raises ModelError."""
+    """Read one number for each layer; a single one holds for all. Raises ModelError."""
     value = fields.raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
     if (

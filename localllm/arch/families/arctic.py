@@ -1,6 +1,6 @@
 """Arctic (Snowflake 2024).
 
-Unlike llama: next to attention and a feed-forward network, experts read what the layer got, by a norm of their own.
+Unlike llama: experts, with a norm of their own, read the layer's input, beside attention and feed-forward network.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
@@ -15,7 +15,7 @@ from localllm.arch.weights import Weights
 
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError."""
-    fields.count("expert_count")  # which is not 0
+    fields.count("expert_count")  # raises if it is 0
     return read_llama(fields)
 
 

@@ -1,7 +1,7 @@
 """Baichuan 1 and 2 (Yang et al. 2023, arXiv 2309.10305), Refact (Small Magellanic Cloud AI 2023).
 
-Unlike llama: Refact and the 13B models of Baichuan have no RoPE, their scores decrease with distance (ALiBi). No file
-says so: the number of layers does.
+Unlike llama: Refact and the 13B models of Baichuan have ALiBi instead of RoPE. Files do not say which; the number of
+layers decides.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
@@ -16,12 +16,12 @@ from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
-ALIBI_BIAS = 8.0  # where slopes begin
+ALIBI_BIAS = 8.0  # llama.cpp's max_alibi_bias, from which slopes are computed
 
 
 @frozen
 class Baichuan(Transformer):
-    """`rotated`: heads know positions by rotation, otherwise by ALiBi."""
+    """The hyperparameters; rotated: RoPE instead of ALiBi."""
 
     rotated: bool
 

@@ -1,8 +1,8 @@
 """Ling 3 (Ant 2026).
 
-Unlike Kimi Linear: layers that attend rotate a part of each head (pairs half of it apart, by sections, in a model that
-sees), and have a gate for each head; rates of the others are sigmoids, between 0 and a lowest one; what gates and other
-numbers of feed-forward networks may be is limited by layer.
+Unlike Kimi Linear: attention layers rotate a part of each head (in pairs half of it apart; with M-RoPE in the model for
+images), and have a gate for each head; the logarithms of the other layers' decays are sigmoids, scaled to a lower
+bound; gates and up projections of feed-forward networks are clamped, by layer.
 """
 
 from dataclasses import replace
@@ -20,14 +20,14 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
 class Ling3(KimiLinear):
-    """Limits as of Step 3.5."""
+    """The hyperparameters; limits of gates and up projections as in step35."""
 
-    lowest: float  # of what the logarithms of decays are
+    lowest: float  # lower bound of the decays' logarithms
     expert_limits: tuple[float, ...]
     limits: tuple[float, ...]
 
@@ -59,7 +59,7 @@ def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of a kind, then the feed-forward network.
+    """Apply one layer: attention of either kind, then the feed-forward network.
 
     Each output is added to the residual stream.
     """

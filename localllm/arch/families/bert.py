@@ -1,9 +1,9 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805) and XLM-RoBERTa (Conneau et al. 2019, arXiv 1911.02116).
 
-MiniLM, BGE, E5, GTE and Arctic are of this kind.
+MiniLM, BGE, E5, GTE and Arctic have this architecture.
 
-Unlike llama: tokens see later ones, too; a table of positions is added to the embeddings, and there is no RoPE;
-layer norms, after what they normalize and not before it; GELU without a gate; biases everywhere.
+Unlike llama: attention is bidirectional; a table of positions is added to the embeddings, and there is no RoPE;
+layer norms after each sublayer (post-norm); GELU without a gate; biases everywhere.
 """
 
 from localllm.arch.attention import attend, qkv
@@ -40,7 +40,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 
 
 def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
-    """Compute the heads' outputs, added to x, and normalized."""
+    """Add attention's output to x, and normalize."""
     q, k, v = qkv(b, w, h, state.layer, x)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     return b.layer_norm(b.add(y, x), w.attn_output_norm, h.epsilon)

@@ -1,7 +1,7 @@
 """BLOOM (BigScience 2022, arXiv 2211.05100).
 
 Unlike llama: scores decrease with distance (ALiBi), and there is no RoPE; layer norms, the first of them for the
-embeddings; GELU without a gate; biases everywhere; queries, keys and values by one matrix.
+embeddings; GELU without a gate; biases everywhere; queries, keys and values from one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON

@@ -1,7 +1,7 @@
-"""Chameleon (Meta 2024, arXiv 2405.09818), as it writes text.
+"""Chameleon (Meta 2024, arXiv 2405.09818), for text.
 
 Unlike llama: each head of queries and keys has a layer norm with weights of its own; the larger model has its norms
-after attention and feed-forward network. Some tokens are parts of images: their logits are as low as can be.
+after attention and feed-forward network. The logits of image tokens are set to the lowest float32.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
 
 
 def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
-    """Return each head by its own layer norm."""
+    """Apply each head's layer norm."""
     head_dim = h.attention.head_dim
     bias = weight.bias.shaped(heads, head_dim).flat() if weight.bias else None
     return b.layer_norm(x, replace(weight.shaped(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
@@ -63,6 +63,6 @@ def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> 
     k = normalize_heads(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])
     y = behind(b.linear(attend(b, h, state, q, k, v), w.attn_output), w.attn_norm)
     x = b.add(x, y)
-    # Where norms stand behind, the network gets what attention has made, and not the sum, as in llama.cpp.
+    # With post-norms, the network reads attention's output instead of the residual stream, as in llama.cpp.
     y = y if h.norms_behind else before(x, w.ffn_norm)
     return b.add(x, behind(gated_feed_forward(b, w, y, b.swiglu), w.ffn_norm))

@@ -1,7 +1,7 @@
 """ChatGLM 3 and GLM-4 9B of 2024 (Zeng et al. 2024, arXiv 2406.12793).
 
-Unlike llama: of a head, the first half is rotated; queries, keys and values by one matrix, with biases; the gate's
-matrix is above the other one.
+Unlike llama: the first half of a head is rotated; queries, keys and values from one matrix, with biases; the gate's
+matrix is the upper half of ffn_up.
 """
 
 from localllm.arch.attention import Transformer

@@ -1,4 +1,4 @@
-"""CodeShell (Xie et al. 2024, arXiv 2403.15747). As StarCoder 2, but files may have an output matrix only, for both."""
+"""CodeShell (Xie et al. 2024, arXiv 2403.15747). As StarCoder 2, but files may lack the embedding matrix."""
 
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder, layer_norm_of

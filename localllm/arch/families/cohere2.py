@@ -1,6 +1,6 @@
 """Command R7B and Command A (Cohere 2025, arXiv 2504.00698).
 
-Unlike Command R: three of four layers see a window; the others see all and have no RoPE.
+Unlike Command R: three of four layers have a sliding window; the others have full attention and no RoPE.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, read_windows

@@ -1,7 +1,7 @@
 """Command A with experts (Cohere 2026).
 
-Unlike Command R7B: experts in all but the first layers, which rotate whatever they see, as one that guesses does; one
-expert for all tokens counts as much as the others together; some files have norms without mean.
+Unlike Command R7B: experts in all but the first layers; the first layers and the MTP layer have RoPE with and without
+a window; the shared expert's output and that of the others are averaged; some files have RMS norms.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
@@ -19,9 +19,9 @@ from localllm.frozen import frozen
 
 @frozen
 class Cohere2MoE(Cohere2):
-    centered: bool  # norms
-    dense: int  # layers without experts
-    has_shared: bool  # an expert that every token goes to
+    centered: bool  # layer norms instead of RMS norms
+    dense: int  # number of first layers, without experts
+    has_shared: bool  # there is a shared expert
 
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
@@ -43,7 +43,7 @@ def read(fields: Fields) -> Cohere2MoE:
 
 
 def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation:
-    """Return a norm with mean or without."""
+    """Apply a layer norm or an RMS norm."""
     return (b.layer_norm if h.centered else b.rms_norm)(x, weight, h.epsilon)
 
 
@@ -61,7 +61,7 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 
-def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    found = mtp_output(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
-    return MtpOutput(found.made, b.scale(found.logits, h.logit_scale))
+    found = mtp_output(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
+    return MtpOutput(found.hidden, b.scale(found.logits, h.logit_scale))

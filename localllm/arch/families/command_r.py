@@ -16,7 +16,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Cohere(Windowed):
-    """Logits are multiplied by their scale."""
+    """The hyperparameters; logit_scale: factor of the logits."""
 
     logit_scale: float
 

@@ -1,6 +1,6 @@
 """DBRX (Databricks 2024).
 
-Unlike llama: layer norms without biases; rotated pairs are half a head apart; queries, keys and values, made by one
+Unlike llama: layer norms without biases; rotated pairs are half a head apart; queries, keys and values, from one
 matrix, are clamped; experts.
 """
 

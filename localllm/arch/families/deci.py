@@ -1,7 +1,7 @@
-"""Llama-Nemotron, which is Llama without what it can do without (NVIDIA 2025, arXiv 2505.00949), and DeciLM.
+"""Llama-Nemotron, a pruned Llama (NVIDIA 2025, arXiv 2505.00949), and DeciLM.
 
-Unlike llama: layers differ in heads and widths. Without key-value heads one matrix stands for attention, without heads
-nothing does; and a layer without a feed-forward network does nothing at all, as in llama.cpp.
+Unlike llama: layers differ in heads and widths. A layer without key-value heads has one matrix in place of attention,
+one without heads nothing; and a layer without a feed-forward network is skipped as a whole, as in llama.cpp.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Deci(Transformer):
-    feeds: tuple[bool, ...]  # layers that have a feed-forward network
+    feeds: tuple[bool, ...]  # by layer, whether it has a feed-forward network
 
     def states(self) -> Sequence[Paged]:
         a = self.attention

@@ -1,7 +1,7 @@
 """DeepSeek MoE (2024, arXiv 2401.06066), Ling (Ant 2025, arXiv 2503.05139), ERNIE 4.5 with experts (Baidu 2025).
 
-Unlike llama: experts, and a shared one, and the first layers have none. Their weights add up to 1 in ERNIE,
-whose choice has a bias, and in Ling if the file says so.
+Unlike llama: layers after the first ones have experts and a shared one. Their weights are normalized in ERNIE, whose
+selection has a bias, and in Ling if the file says so.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
@@ -17,7 +17,7 @@ from localllm.frozen import frozen
 
 @frozen
 class DeepSeek(Transformer):
-    has_shared: bool  # an expert that every token goes to
+    has_shared: bool  # there is a shared expert
 
 
 def read(fields: Fields) -> DeepSeek:
@@ -34,7 +34,7 @@ def read(fields: Fields) -> DeepSeek:
 
 
 def read_ocr(fields: Fields) -> DeepSeek:
-    """Read the hyperparameters of DeepSeek-OCR's text model: pairs are half a head apart, with one base.
+    """Read the hyperparameters of DeepSeek-OCR's text model, whose rotated pairs are half a head apart.
 
     Raises ModelError.
     """

@@ -1,9 +1,9 @@
 """DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2, GLM-4.7-Flash.
 
-Unlike llama: keys and values of all heads are made of one latent row, next to which a token has one rotated key for all
-heads. Newer files have the matrices that make keys and values head by head, so that queries and results meet the
-latent rows themselves, which are all that is kept. Older files have them fused, and each head's keys and values are
-kept. The first layers have no experts.
+Unlike llama: multi-head latent attention (MLA): keys and values of all heads are computed from one latent row, and a
+token has one rotated key for all heads. Newer files have the keys' and values' matrices head by head; they are applied
+to queries and results instead, so that only latent rows are cached. Older files have them fused, and each head's keys
+and values are cached. The first layers have no experts.
 """
 
 import math
@@ -24,23 +24,23 @@ from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
-VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
+VOCABULARY_OF_GLM = 154880  # the first files of GLM-4.7-Flash do not say that scores are sigmoids
 
 
 @frozen
 class DeepSeek2(Hyperparameters):
-    """Lengths of a head's key without the rotated part, of its value, and of a latent row."""
+    """The lengths of a head's key without the rotated part, of its value, and of a latent row."""
 
     epsilon: float
     heads: int
     key_dim: int
     value_dim: int
     latent: int
-    keeps_latent: bool  # or keys and values
+    keeps_latent: bool  # cache latent rows instead of keys and values
     rope: Rope
     scale: float  # of the scores
     routing: Routing | None
-    temperature: float = field(default=0.0, kw_only=True)  # how fast queries grow, 0 for not at all
+    temperature: float = field(default=0.0, kw_only=True)  # slope of scale_by_position for queries, 0 for none
     temperature_length: int = field(default=1, kw_only=True)
 
     def states(self) -> Sequence[Latent | Paged]:
@@ -88,10 +88,10 @@ def read_latent(fields: Fields) -> dict[str, Any]:
 
 
 def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
-    """Return the rotation, and what scores are multiplied by in a stretched context.
+    """Read RoPE, and the factor of the scores in a stretched context. Raises ModelError.
 
-    Files have a tenth of the model's multiplier. YaRN with one leaves the rotated numbers as long as they are; without,
-    and where the stretch is linear, scores get its usual magnitude, too, as in llama.cpp. Raises ModelError.
+    Files have a tenth of the model's multiplier. With a multiplier, YaRN has no attention factor for the rotated
+    numbers; without one, and with linear scaling, scores get YaRN's usual factor, as in llama.cpp.
     """
     rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
     if rope.by_factors:
@@ -119,9 +119,9 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     )
 
 
-def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return mtp_output(b, w, h, made, block)
+    return mtp_output(b, w, h, hidden, block)
 
 
 def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
@@ -132,7 +132,7 @@ def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
-    """Compute the latent rows that queries are made from."""
+    """Compute the low-rank rows that queries are projected from."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
@@ -140,7 +140,7 @@ def project_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
-    """Project from given queries; key_norm: weights that normalize the rotated key, if any."""
+    """Project from given low-rank queries; key_norm: the norm of the rotated key, if any."""
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
@@ -152,9 +152,9 @@ def project_from(
 
 
 def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
-    """Compute the heads' outputs.
+    """Compute the heads' outputs from latent rows.
 
-    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    Queries are multiplied with the keys' matrices, and results with the values' matrices.
     """
     plain, rotated, latent, key = project(b, w, h, x)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
@@ -165,7 +165,7 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
 def to_keys(
     b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
 ) -> Activation:
-    """Compute the heads' outputs, of keys and values."""
+    """Compute the heads' outputs from keys and values."""
     plain, rotated, latent, key = project(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.concat_heads(b.slice_columns(both, 0, h.key_dim, period), key, h.heads, shared=True)

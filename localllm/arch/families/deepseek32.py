@@ -1,8 +1,8 @@
 """DeepSeek-V3.2 (DeepSeek-AI 2025, arXiv 2512.02556), GLM 5 (Zhipu AI 2026).
 
-Unlike DeepSeek-V3: a token sees only those keys that an indexer chooses. It has queries of its own, made of the narrow
-ones, a key for all of its heads, which is kept next to the latent row, and weights for its heads. Some layers of GLM
-5.2 see what the last one with an indexer has chosen.
+Unlike DeepSeek-V3: a token attends only to the keys that an indexer selects (sparse attention). The indexer has queries
+of its own, computed from the low-rank ones, one key for all its heads, cached beside the latent row, and a weight for
+each head. Some layers of GLM 5.2 reuse the selection of the last layer with an indexer.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from localllm.frozen import frozen
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
 TYPES = "attention.indexer.types"
-LONG = 1 << 20  # contexts from here on have not said which layers choose: the first two, and every fourth behind them
+LONG = 1 << 20  # files with such contexts do not list the layers with an indexer: the first two, then every fourth
 
 
 @frozen
 class Indexer:
-    """Heads, and the length of each, which RoPE rotates at its beginning or its end.
+    """An indexer: its heads, their length and whether RoPE rotates their beginning or their end.
 
-    Keys are normalized; `count` of them are chosen, in some layers.
+    It selects `count` keys, in some of the layers.
     """
 
     heads: int
@@ -40,7 +40,7 @@ class Indexer:
     layers: tuple[int, ...]
 
     def states(self) -> list[Latent]:
-        """Return the indexer's states."""
+        """Return the indexers' states."""
         return [Latent(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
 
 
@@ -72,10 +72,10 @@ def read_indexer(
     fields: Fields, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True, at_end: bool = False,
     epsilon: float = KEY_EPSILON,
 ) -> Indexer:  # fmt: skip
-    """Return the indexer's hyperparameters. Raises ModelError.
+    """Read the indexer's hyperparameters. Raises ModelError.
 
-    usual: whether a layer has an indexer, where the file does not say. needs_first: the first layer must have one, as
-    in most models.
+    usual: whether a layer has an indexer, for files that do not list them.  needs_first: the first layer must have one,
+    as in most models.
     """
     heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     if rope.dims > dim - at_end:
@@ -111,7 +111,7 @@ def index_of(indexer: Indexer, layer: int) -> Latent | None:
 
 
 def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
-    """Select the keys that tokens see. What all weights of heads are divided by makes no difference."""
+    """Select the keys that tokens attend to; a common divisor of heads' weights would have no effect."""
     w.require_biases("indexer.k_norm")
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
@@ -120,14 +120,14 @@ def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Acti
 
 
 def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
-    """Rotate the heads of an indexer."""
+    """Apply RoPE to an indexer's heads."""
     if not indexer.at_end:
         return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
     return rotate_tail(b, indexer.rope, x, heads, indexer.dim)
 
 
 def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Rotate the last numbers of heads of `dim` numbers; rope: of heads."""
+    """Apply RoPE to the end of heads of `dim` numbers; rope: as long as the rotated end."""
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)
@@ -137,9 +137,9 @@ def attention(
     b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: Scores, narrow: Activation, x: Activation,
     key_norm: Weight | None = None,
 ) -> Activation:  # fmt: skip
-    """Compute the heads' outputs.
+    """Compute the heads' outputs from latent rows.
 
-    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    Queries are multiplied with the keys' matrices, and results with the values' matrices.
     """
     plain, rotated, latent, key = project_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)

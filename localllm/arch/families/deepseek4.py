@@ -1,9 +1,9 @@
 """DeepSeek-V4 (DeepSeek-AI 2026).
 
-Unlike DeepSeek-V3.2: a token has one row of numbers, key and value of all heads, which sees back by a window only. In
-most layers heads see, in the same softmax, rows of the past, which are means of a block's rows by gates: of 128 tokens,
-or of 4 and the 4 before, of which an indexer chooses some. What rotates a row's end is undone in what heads see. Four
-residual streams as in GLM 5.3; the first layers give tokens to experts by their ids.
+Unlike DeepSeek-V3.2: a token has one row that is the key and the value of all heads, and attends to those in a sliding
+window. In most layers it also attends, in the same softmax, to compressed rows of the past: gated means of blocks of
+128 tokens, or of 4 tokens and the 4 before, of which an indexer selects some. RoPE on a row's end is undone in the
+heads' outputs. Four residual streams as in GLM 5.3; the first layers route tokens to experts by their ids.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
-from localllm.arch.decoder import ignore_guessing
+from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import rotate_tail
-from localllm.arch.families.glm5_next import MixedStreams, half, read_mixed_streams
+from localllm.arch.families.glm5_next import MixedStreams, enter_sublayer, read_mixed_streams
 from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
 from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, apply_experts, matrices, read_routing, shared_expert
@@ -28,13 +28,14 @@ from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block where an indexer chooses, and of any
+CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block in layers with an indexer; of a block in any layer
 
 
 class LayerStates(NamedTuple):
-    """The states of a layer: rows of tokens, and if it sees blocks, their rows and the last tokens.
+    """The states of a layer: the tokens' rows and, in a layer with blocks, the blocks' rows and the last tokens.
 
-    The last tokens may go into the next block; an indexer has the same states, whose tokens are next to those.
+    The last tokens may become part of the next block. An indexer has the same states; its tokens share a state with
+    the layer's.
     """
 
     near: Latent
@@ -47,8 +48,8 @@ class LayerStates(NamedTuple):
 class DeepSeek4(Hyperparameters):
     """The hyperparameters, with block sizes and clamping limits by layer.
 
-    ratios: block sizes in tokens, 0 for none. limits: of gates and up projections, of experts and dense networks. The
-    first `hashed` layers route tokens by their ids. far: the rotation of layers that see blocks.
+    ratios: block sizes in tokens, 0 for none.  limits: of gates and up projections, of experts and dense networks.
+    hashed: number of first layers that route tokens by their ids.  far: RoPE of layers with blocks.
     """
 
     epsilon: float
@@ -60,8 +61,8 @@ class DeepSeek4(Hyperparameters):
     far: Rope
     index_heads: int
     index_dim: int
-    count: int  # of blocks that are chosen
-    groups: int  # of heads, whose results are made narrow together
+    count: int  # of blocks that an indexer selects
+    groups: int  # of heads; a group's outputs share a low-rank projection
     narrow: int
     streams: MixedStreams
     routing: Routing
@@ -99,7 +100,7 @@ def read(fields: Fields) -> DeepSeek4:
     rope = replace(rope, head_dim=rope.dims, magnitude=1.0)
     normalized, scale = fields.flag("expert_weights_norm"), fields.number("expert_weights_scale")
     routing = read_routing(fields, ROOT_OF_SOFTPLUS, normalized, scale or 1.0)
-    fields.count("expert_gating_func")  # which should be there
+    fields.count("expert_gating_func")  # raises if it is missing
     if routing is None:
         raise fields.error(f"{fields.key('expert_count')} is missing")
     of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
@@ -127,28 +128,30 @@ def read(fields: Fields) -> DeepSeek4:
 
 def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
     """Compute the logits of the wanted tokens."""
-    ignore_guessing(b, w, h)
+    ignore_mtp_layers(b, w, h)
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
         block = w.block(layer)
-        y, add = half(b, block, h, x, "attn")
+        y, add = enter_sublayer(b, block, h, x, "attn")
         x = add(attention(b, block, h, layer, b.rms_norm(y, block.attn_norm, h.epsilon)))
-        y, add = half(b, block, h, x, "ffn")
+        y, add = enter_sublayer(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
     scales = w.output_hc_scale.shaped(1)
     (gates,) = mixing_logits(b, h.epsilon, h.streams.count, x, w.output_hc_fn, scales, w.output_hc_base)
-    x = b.mix_streams(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
+    x = b.mix_streams(x, b.add_scalar(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
 
 def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
-    """Compute the heads' outputs, turned back, and made narrow group by group."""
+    """Compute the heads' outputs, undo RoPE in them, and project them group by group."""
     rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
     q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
     k = b.rms_norm(b.linear(x, w.attn_kv), w.attn_kv_a_norm, h.epsilon)
     q, k = rotate_tail(b, rope, q, h.heads, h.dim), rotate_tail(b, rope, k, 1, h.dim)
-    y = rotate_tail(b, replace(rope, back=True), attend_near_and_far(b, w, h, layer, q, k, narrow, x), h.heads, h.dim)
+    y = rotate_tail(
+        b, replace(rope, is_inverse=True), attend_near_and_far(b, w, h, layer, q, k, narrow, x), h.heads, h.dim
+    )
     matrix = w.attn_output_a.shaped(h.groups * h.narrow, h.heads * h.dim // h.groups)
     return b.linear(b.head_linear(y, matrix.in_stacks(h.groups)), w.attn_output_b)
 
@@ -156,7 +159,7 @@ def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -
 def attend_near_and_far(
     b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
 ) -> Activation:
-    """Combine what each head sees in the window and of the past, by the sums of their exponentiated scores."""
+    """Combine each head's outputs from the window and from blocks, by the sums of their exponentiated scores."""
     kept, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
     if not kept.far:
         return b.attend(q, k, None, kept.near, scores)
@@ -172,18 +175,18 @@ def attend_near_and_far(
 
 
 def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x: Activation) -> Activation:
-    """Return rows of blocks, by their last tokens, rotated as their first ones are."""
+    """Compute a block's row at its last token, with RoPE at the position of its first one."""
     assert kept.far and kept.last
     ratio, is_index = kept.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
     rows = b.concat_heads(b.linear(x, rows), b.linear(x, gates), 1)
     y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
     y = b.rms_norm(y, norm, h.epsilon)
-    return rotate_tail(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
+    return rotate_tail(b, replace(h.far, position_offset=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
 
 
 def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
-    """Select the blocks that tokens see."""
+    """Select the blocks that tokens attend to."""
     assert kept.choosing
     q = rotate_tail(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
     k = blocks(b, w, h, kept, "indexer", x)
@@ -191,9 +194,9 @@ def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Acti
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
-    """Apply the experts, and one for all tokens, whose gates are limited."""
+    """Apply the experts and a shared one, with clamped gates."""
     of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
-    b.ignore(w.bias("exp_probs_b_vl"))  # of images
+    b.ignore(w.bias("exp_probs_b_vl"))  # the selection bias for images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None
     bias = None if layer < h.hashed else w.exactly("exp_probs_b.bias")
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)

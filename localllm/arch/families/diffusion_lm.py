@@ -2,7 +2,7 @@
 
 They fill masked positions instead of continuing a text. LLaDA-MoE and RND1 (Radical Numerics 2025) have experts.
 
-Unlike llama and Qwen 2 and 3, whose layers they have: tokens see later ones, too.
+Unlike llama and Qwen 2 and 3, whose layers they have: attention is bidirectional.
 """
 
 from typing import ClassVar
@@ -15,7 +15,7 @@ from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-MIXTURES = {"llada-moe": False, "rnd1": True}  # whether the weights of the chosen experts add up to 1
+MIXTURES = {"llada-moe": False, "rnd1": True}  # whether experts' weights are normalized
 
 
 @frozen

@@ -1,8 +1,8 @@
 """dots.llm1 (rednote 2025, arXiv 2506.05767), Ling 2 (Ant 2025, arXiv 2510.22115), Hunyuan 3 (Tencent 2026).
 
-Unlike Qwen 3: experts, and a shared one, and the first layers have none; files say what scores do.
-Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids, may have layers that guess further
-tokens.
+Unlike Qwen 3: layers after the first ones have experts and a shared one; files name the router's score function.
+Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids, may have MTP
+layers.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
@@ -38,6 +38,6 @@ def block(
     )
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return mtp_output(b, w, h, made, block)
+    return mtp_output(b, w, h, hidden, block)

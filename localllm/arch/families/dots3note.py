@@ -1,7 +1,7 @@
 """dots.note 3 (rednote 2026).
 
-Unlike DeepSeek-V3.2: most layers see a window instead of what an indexer chooses, and have latent rows, heads and a
-rotation of their own; the rotated key is normalized; a gate for each head.
+Unlike DeepSeek-V3.2: most layers have a sliding window instead of an indexer, and have latent rows, heads and RoPE of
+their own; the rotated key is normalized; a gate for each head.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a layer in a file of its own, which guesses for a model.
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a draft head of one layer, in a file of its own.
 
-It reads a token together with a row that is made from the inputs of three of the model's layers at the token before.
-For the tokens after a drafted one its own output takes the place of that row. Its embeddings and output matrix are the
-model's where it has none; a smaller vocabulary of its own is a list of the model's tokens.
+It reads a token together with a row computed from the inputs of three of the target model's layers at the token before.
+After a drafted token, its own output takes the place of that row. A file may lack the embeddings and the output matrix,
+which are then the target model's; a reduced vocabulary is a list of the target's tokens.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-COUNT = 3  # of the model's layers
+COUNT = 3  # of the target's layers
 
 
 @frozen
@@ -25,10 +25,10 @@ class Eagle(Transformer):
     """The hyperparameters of an EAGLE-3 head.
 
     Attributes:
-        target_layers: whose inputs are read; the model's number of layers stands for the output of its last one.
-        target_width: numbers of a row there.
-        norms_inputs: whether they are normalized together.
-        adds_normed: whether what attention makes is added to the normalized row, not to the row.
+        target_layers: the layers whose inputs are read; the number of layers stands for the last one's output.
+        target_width: the target's width.
+        norms_inputs: normalize the concatenated inputs.
+        adds_normed: add attention's output to the normalized row instead of the row.
     """
 
     target_layers: tuple[int, ...]
@@ -38,7 +38,7 @@ class Eagle(Transformer):
 
 
 class Pair(NamedTuple):
-    """The tensors of the file, and of the model that it guesses for."""
+    """The tensors of the draft head's file, and those of the target model."""
 
     own: Weights
     model: Weights
@@ -64,28 +64,28 @@ def read(fields: Fields) -> Eagle:
 
 
 def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
-    """Fuse the inputs of the model's layers, [tokens, 3 target_width], to float32 [tokens, width]."""
+    """Project the inputs of the target's layers, [tokens, 3 * target_width], to float32 [tokens, width]."""
     w, columns = pair.own, COUNT * h.target_width
     if h.norms_inputs:
         inputs = b.rms_norm(inputs, w.require("enc.output_norm").shaped(columns), h.epsilon)
     return b.linear(inputs, w.require("fc").shaped(h.width, columns))
 
 
-def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
+def draft(b: Builder, pair: Pair, h: Eagle, hidden: Activation) -> MtpOutput:
     """Compute the layer's output for tokens, and its logits.
 
-    made: the row of the token before each one, float32 [tokens, width].
+    hidden: the row of the token before each one, float32 [tokens, width].
     """
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
-    normed = b.rms_norm(made, w.require("attn_norm_2"), h.epsilon)
+    normed = b.rms_norm(hidden, w.require("attn_norm_2"), h.epsilon)
     both = b.concat_heads(x, normed, 1)
     counts = a.heads[0], state.kv_heads, state.kv_heads
     shapes = [(count * a.head_dim, 2 * h.width) for count in counts]
     matrices = [w.attn_q, w.attn_k, w.attn_v]
     q, k, v = (b.linear(both, matrix.shaped(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
     x = b.linear(attend(b, h, state, q, k, v, rope_factors(b, pair.own, h)), w.attn_output)
-    x = b.add(x, normed if h.adds_normed else made)
+    x = b.add(x, normed if h.adds_normed else hidden)
     x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
     head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd
     return MtpOutput(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))

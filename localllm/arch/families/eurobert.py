@@ -3,7 +3,7 @@
 EuroBERT: Boizard et al. 2025, arXiv 2503.05500. NeoBERT: Le Breton et al. 2025, arXiv 2502.19587. Llama as an encoder:
 Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025.
 
-They are computed as llama, except that tokens see later ones, too, whatever the files say, as in llama.cpp.
+They are computed as llama, except that attention is bidirectional, whatever the files say, as in llama.cpp.
 """
 
 from localllm.arch.attention import attend, qkv

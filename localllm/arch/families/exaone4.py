@@ -1,8 +1,8 @@
 """EXAONE 4 (LG AI Research 2025, arXiv 2507.11407).
 
 Unlike llama: norms after attention and feed-forward network instead of before; each head of queries and keys is
-normalized; rotated pairs are half a head apart. In the largest model three of four layers see a window, and only they
-rotate.
+normalized; rotated pairs are half a head apart. In the largest model three of four layers have a sliding window, and
+only they rotate.
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows, rms_norm_heads, rope_factors
@@ -15,7 +15,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
-LAYERS_OF_32B = 64  # which has windows whether or not the file says so
+LAYERS_OF_32B = 64  # the 32B model has windows, also in files that do not say so
 
 
 @frozen

@@ -1,7 +1,7 @@
 """K-EXAONE (LG AI Research 2026).
 
-Unlike dots.llm1: three of four layers see a window, and only they rotate; files may have factors for frequencies, and
-layers that guess further tokens.
+Unlike dots.llm1: three of four layers have a sliding window, and only they have RoPE; files may have factors for
+frequencies, and MTP layers.
 """
 
 from localllm.arch.attention import Windowed, read_windows, rope_factors

@@ -1,7 +1,6 @@
 """Falcon H1 (TII 2025, arXiv 2507.22448).
 
-Unlike llama: every layer attends and is one of Mamba 2 as well, both of which read the same; rotated pairs are half a
-head apart.
+Unlike llama: every layer has Mamba 2 beside attention, with the same input; rotated pairs are half a head apart.
 """
 
 from collections.abc import Sequence

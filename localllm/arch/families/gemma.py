@@ -1,7 +1,7 @@
 """Gemma (Gemma Team 2024, arXiv 2403.08295).
 
 Unlike llama: embeddings times sqrt(width); GELU; rotated pairs are half a head apart; the output matrix is the
-embedding matrix. The ones that Gemma adds to its norms' weights are in the file already.
+embedding matrix. The file's norms include the 1 that Gemma adds to their weights.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv

@@ -1,7 +1,7 @@
 """Gemma 2 (Riviere et al. 2024, arXiv 2408.00118).
 
-Unlike Gemma: norms after attention and feed-forward network too; every second layer sees a window only; soft caps on
-the scores and on the logits.
+Unlike Gemma: norms after attention and feed-forward network too; every second layer has a sliding window; soft
+caps on the scores and on the logits.
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
@@ -13,7 +13,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-LAYERS_OF_27B = 46  # whose queries are scaled by the width of a head, not by its length
+LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the length of a head
 
 
 @frozen

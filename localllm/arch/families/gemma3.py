@@ -1,7 +1,7 @@
 """Gemma 3 (Gemma Team 2025, arXiv 2503.19786).
 
-Unlike Gemma 2: each head of queries and keys is normalized before it is rotated; of six layers, five see a window, and
-rotate with a base of their own, which is never stretched; soft caps only if the file has them.
+Unlike Gemma 2: each head of queries and keys is normalized before it is rotated; of six layers, five have a sliding
+window and a RoPE base of their own, without scaling; soft caps only if the file has them.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
@@ -14,7 +14,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-LAYERS_OF_27B = 62  # whose queries are scaled by the width of a head, not by its length
+LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by the length of a head
 
 
 @frozen

@@ -1,9 +1,9 @@
 """Gemma 3n (Google DeepMind 2025), E2B and E4B.
 
-Unlike Gemma 4: the residual stream is four of them (AltUp, Baykal et al. 2023, arXiv 2301.13310), side by side: each
-layer guesses what it does to all of them, computes one, and corrects its guesses by what came out. Beside attention
-goes a product of two narrow matrices (Laurel, Menghani et al. 2024, arXiv 2411.07501). Of what the first layers'
-gates let through, only the largest twentieth is kept. Heads are of one length.
+Unlike Gemma 4: four residual streams (AltUp, Baykal et al. 2023, arXiv 2301.13310): each layer predicts all of them,
+computes the first one, and corrects the predictions by the difference. A low-rank product is added beside attention
+(Laurel, Menghani et al. 2024, arXiv 2411.07501). The first layers keep only the largest twentieth of their gates'
+values. All heads have the same length.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from math import isfinite
 import numpy as np
 
 from localllm.arch.attention import LocallyRotated, read_local_rope, read_windows
-from localllm.arch.decoder import ignore_guessing
+from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.gemma4 import layer_inputs
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields, show
@@ -20,16 +20,17 @@ from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-STREAMS, LAYER_WIDTH = 4, 256  # of the residual; of each layer's embedding of a token
-OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # where a file does not say it
-NOTHING = 1e-30  # for norms without an epsilon
+STREAMS, LAYER_WIDTH = 4, 256  # residual streams; width of the per-layer embeddings
+OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # defaults
+NOTHING = 1e-30  # epsilon of norms that have none
 
 
 @frozen
 class Gemma3n(LocallyRotated):
-    """Only the first `own_states` layers make keys and values.
+    """The hyperparameters of Gemma 3n.
 
-    Gates of layers are cut at `deviations` standard deviations above their mean, or not.
+    own_states: number of first layers that compute keys and values.  deviations: by layer, the cutoff of its gates in
+    standard deviations above their mean, or none.
     """
 
     own_states: int
@@ -43,7 +44,7 @@ class Gemma3n(LocallyRotated):
         return 1.0
 
     def states(self) -> Sequence[Paged]:
-        """Return keys and values of the layers that make them."""
+        """Return the states of the layers that compute keys and values."""
         return super().states()[: self.own_states]
 
     def state_of(self, layer: int) -> Paged:
@@ -73,7 +74,7 @@ def read(fields: Fields) -> Gemma3n:
 
 
 def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
-    """Read where each layer's gates are cut: minus infinity in the file is nowhere. Raises ModelError."""
+    """Read each layer's cutoff; minus infinity in the file means none. Raises ModelError."""
     name = "activation_sparsity_scale"
     given = fields.raw(name)
     if given is None:
@@ -92,13 +93,13 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     for layer in range(h.layers):
         own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
         x = block(b, w.block(layer), h, layer, x, own)
-    ignore_guessing(b, w, h)
+    ignore_mtp_layers(b, w, h)
     x = b.rms_norm(merge_streams(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
     return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
 
 
 def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """Compute the mean of the streams, each made as long as the first one."""
+    """Compute the mean of the streams, each scaled to the norm of the first one."""
     total, rest = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
     others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
     others = as_long_as(b, h, others, total)
@@ -129,7 +130,7 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
     active = b.slice_columns(guesses, 0, h.width)
     x = layer_output(b, w, h, layer, active)
     surprise = b.add(x, b.scale(active, -1))
-    strengths = b.plus(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
+    strengths = b.add_scalar(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
     corrected = b.add(guesses, b.mix_streams(surprise, strengths, 1))
     first, rest = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
     y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
@@ -138,13 +139,13 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """Compute the modalities of the first stream, or of its output: [tokens, STREAMS], from -1 to 1."""
+    """Compute AltUp's router outputs for the first stream or its update: [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 
 def layer_output(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
-    """Apply attention and Laurel, then the feed-forward network, as in other models."""
+    """Apply attention and Laurel, then the feed-forward network, to one stream."""
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
     laurel = b.add(normed, b.rms_norm(narrow, w.laurel_post_norm, h.epsilon))
@@ -161,9 +162,9 @@ def layer_output(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activat
 
 def gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
     """Subtract mean + `deviations` standard deviations from each row, and clamp at 0."""
-    normed = b.layer_norm(x, None, NOTHING)  # by the deviation of all columns, not of one less
+    normed = b.layer_norm(x, None, NOTHING)  # the standard deviation divides by columns, not by columns - 1
     deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)
-    return b.multiply_heads(b.relu(b.plus(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
+    return b.multiply_heads(b.relu(b.add_scalar(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
 
 
 def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:

@@ -1,10 +1,10 @@
 """Gemma 4 (Google DeepMind 2026), E2B, E4B, 31B and 26B-A4B.
 
 Unlike Gemma 3: heads of layers with a window have another length; values are normalized, and may be the keys before
-their norm; scores are not scaled; the last layers may read the keys and values of earlier ones; some pairs of global
-layers do not turn (a frequency factor of 1e30). Each layer may have an embedding of the token of its own, which a gate
-on the residual stream lets in, and a factor for what it hands on. Experts, each with a factor, may stand next to the
-feed-forward network; their router reads the residual stream, normalized.
+their norm; scores are not scaled; the last layers may reuse the keys and values of earlier ones; some pairs of global
+layers are not rotated (a frequency factor of 1e30). Each layer may add its own embedding of the token, gated by the
+residual stream, and may multiply its output with a factor. Experts, each with a factor, may be added beside the
+feed-forward network; their router reads the normalized residual stream.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ from localllm.frozen import frozen
 class Gemma4(Windowed):
     """The hyperparameters of Gemma 4.
 
-    local: attention of the layers with a window. Only the first `own_states` layers compute keys and values.
+    local: attention of the layers with a window.  own_states: number of first layers that compute keys and values.
     """
 
     local: Attention
     own_states: int
-    layer_width: int  # of each layer's embedding of a token, 0 for none
+    layer_width: int  # width of the per-layer embeddings, 0 for none
     logit_softcap: float
 
     def attention_of(self, layer: int) -> Attention:
         return self.local if self.windows[layer] else self.attention
 
     def states(self) -> Sequence[Paged]:
-        """Return keys and values of the layers that make them."""
+        """Return the states of the layers that compute keys and values."""
         return [
             Paged(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
             for layer, a in ((layer, self.attention_of(layer)) for layer in range(self.own_states))
@@ -124,7 +124,7 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
 
 
 def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
-    """Apply the chosen experts to the residual stream, each times its factor."""
+    """Apply each token's experts to the residual stream, each output times the expert's factor."""
     router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
         raise ModelError(f"tensors {router.name} and {down.name} should have a scale")
@@ -144,7 +144,7 @@ def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) ->
     many = factors.repeated(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)
     stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
-    equal = b.plus(b.scale(b.slice_columns(rows, 0, PLACES), 0.0), 1 / PLACES)
+    equal = b.add_scalar(b.scale(b.slice_columns(rows, 0, PLACES), 0.0), 1 / PLACES)
     return b.expert_linear(equal, stack, choice)
 
 

@@ -1,6 +1,6 @@
 """EmbeddingGemma (Schechter Vera et al. 2025, arXiv 2509.20354).
 
-Unlike Gemma 3: tokens see later ones, too, windows reach as far ahead as back; two matrices may follow the mean.
+Unlike Gemma 3: attention is bidirectional, windows reach as far ahead as back; two matrices may follow the mean.
 """
 
 from dataclasses import fields as dataclass_fields

@@ -1,8 +1,8 @@
 """GLM 4 0414 (GLM Team 2024, arXiv 2406.12793; 2025).
 
-Unlike llama: norms after attention and feed-forward network too; gate and up are fused; rotation leaves the end of a
-head; queries, keys and values may have biases. Those that see (GLM 4.1V, GLM-OCR) rotate pairs half of that apart, by
-several positions.
+Unlike llama: norms after attention and feed-forward network, too; gate and up are fused; RoPE rotates only the
+beginning of a head; queries, keys and values may have biases. Vision models (GLM 4.1V, GLM-OCR) have M-RoPE, with pairs
+half the rotated dimensions apart.
 """
 
 from dataclasses import replace
@@ -42,6 +42,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer of GLM-OCR."""
-    return mtp_output(b, w, h, made, block)
+    return mtp_output(b, w, h, hidden, block)

@@ -1,7 +1,7 @@
 """GLM 4.5, 4.6 and 4.7 (Zhipu AI 2025, arXiv 2508.06471), and Solar Open (Upstage 2026).
 
-Unlike dots.llm1: the largest ones normalize heads, others do not; heads are rotated in part. The norm before the
-feed-forward network has another name; those that see have rotation by several positions.
+Unlike dots.llm1: only the largest models normalize heads; RoPE rotates a part of a head. The norm before the
+feed-forward network has another name; vision models have M-RoPE.
 """
 
 from dataclasses import replace
@@ -42,6 +42,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return mtp_output(b, w, h, made, block)
+    return mtp_output(b, w, h, hidden, block)

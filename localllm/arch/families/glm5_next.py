@@ -1,9 +1,9 @@
 """GLM 5.3 Flash (Zhipu AI 2026).
 
-Layers of Kimi Linear, which keep a matrix for each head, and of DeepSeek-V3.2, which see what an indexer chooses.
-Unlike there: heads that see do not know where tokens stand; the indexer chooses pools of a few tokens, whose key is a
-mean of theirs by gates. Four residual streams, mixed by a matrix whose rows and columns add up to 1
-(manifold-constrained hyper-connections: Xie et al. 2025, arXiv 2512.24880).
+Some layers are Kimi Linear's, with a state matrix for each head, the others DeepSeek-V3.2's, with an indexer. Unlike
+there, attention has no RoPE, and the indexer selects pools of a few tokens, whose key is a gated mean of the tokens'.
+Four residual streams, mixed by a matrix whose rows and columns sum to 1 (manifold-constrained hyper-connections: Xie et
+al. 2025, arXiv 2512.24880).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
-from localllm.arch.decoder import ignore_guessing
+from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import delta_heads
@@ -27,14 +27,14 @@ from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-KEY_EPSILON = 1e-6  # of heads of length 1, and of the norm of an indexer's keys if the file says nothing
+KEY_EPSILON = 1e-6  # of the heads' L2 norm, and the default for the norm of an indexer's keys
 MOST_STREAMS, MOST_ITERATIONS = 16, 1000
-LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
 class Pools:
-    """Heads of an indexer, and the length of each; `count` pools of `size` tokens are seen."""
+    """An indexer: its heads, their length, and how many pools of `size` tokens it selects."""
 
     heads: int
     dim: int
@@ -56,9 +56,9 @@ class MixedStreams:
 class Glm5Next(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
-    attends, chooses: by layer, whether it attends and whether it selects keys. heads: of both types of layers. lowest:
-    the lower bound of the decays' logarithms, None for no bound. limits: of gates and of the projections that they
-    multiply, by layer, for experts and for dense networks.
+    attends, chooses: by layer, whether it has attention and an indexer.  heads: of both types of layers.  lowest: the
+    lower bound of the decays' logarithms, None for none.  limits: of gates and up projections, by layer, for experts
+    and for dense networks.
     """
 
     epsilon: float
@@ -79,8 +79,8 @@ class Glm5Next(Hyperparameters):
     def states(self) -> Sequence[State]:
         """Return the states of all layers.
 
-        An attention layer has latent rows and, if it selects keys, rows of the indexer and the last tokens of a pool;
-        any other has the last queries, keys and values, and matrices.
+        An attention layer has latent rows and, with an indexer, the indexer's keys and the last tokens of a pool; any
+        other has the last queries, keys and values for its convolutions, and the heads' matrices.
         """
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
 
@@ -156,11 +156,11 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
 
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     """Compute the logits of the wanted tokens."""
-    ignore_guessing(b, w, h)
+    ignore_mtp_layers(b, w, h)
     x, chosen = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
-        y, add = half(b, block, h, x, "attn")
+        y, add = enter_sublayer(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
             narrow = narrow_queries(b, block, h.epsilon, y)
@@ -169,7 +169,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
         else:
             y = delta_attention(b, block, h, states[0], y)
         x = add(b.linear(y, block.attn_output))
-        y, add = half(b, block, h, x, "ffn")
+        y, add = enter_sublayer(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x, width = b.select(x, b.wanted), h.width
     parts = [b.slice_columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
@@ -177,10 +177,10 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     return b.linear(b.rms_norm(mean, w.output_norm, h.epsilon), w.output)
 
 
-def half(
+def enter_sublayer(
     b: Builder, w: Weights, h: Any, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
-    """Return the input of a half of a layer, and a function that adds its output to the streams."""
+    """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     factors, offsets = scale.shaped(3).vector(), base.shaped((2 + n) * n).vector()
@@ -191,7 +191,7 @@ def half(
         y = b.scale(b.slice_columns(mixes, first, end), float(factors[number]))
         return b.add_vector(y, offsets[first:end])
 
-    of_sum = b.plus(b.sigmoid(part(0, 0, n)), streams.epsilon)
+    of_sum = b.add_scalar(b.sigmoid(part(0, 0, n)), streams.epsilon)
     of_adding = b.scale(b.sigmoid(part(1, n, 2 * n)), 2.0)
     of_streams = b.sinkhorn(part(2, 2 * n, (2 + n) * n), n, streams.iterations, streams.epsilon)
 
@@ -204,7 +204,7 @@ def half(
 def choose(
     b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
 ) -> Activation:
-    """Select the keys that tokens see. The heads' weights stay unscaled, which does not change the selection."""
+    """Select the keys that tokens attend to; the heads' weights are not scaled, as that has no effect."""
     w.require_biases("indexer.k_norm")
     norm = w.require("indexer.k_norm").shaped(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
@@ -217,9 +217,9 @@ def choose(
 def attention(
     b: Builder, w: Weights, h: Glm5Next, state: Any, scores: Scores, narrow: Activation, x: Activation
 ) -> Activation:
-    """Compute the heads' outputs.
+    """Compute the heads' outputs from latent rows.
 
-    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    Queries are multiplied with the keys' matrices, and results with the values' matrices.
     """
     latent = b.rms_norm(b.linear(x, w.attn_kv_a_mqa), w.attn_kv_a_norm, h.epsilon)
     q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.shaped(h.heads, h.latent, h.key_dim))
@@ -227,7 +227,7 @@ def attention(
 
 
 def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
-    """Compute the heads' outputs that keep matrices, normalized and through a gate."""
+    """Compute the outputs of heads with state matrices, normalized and gated."""
     w.require_biases("ssm_dt")
     steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
     rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
@@ -240,7 +240,7 @@ def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activati
 
 
 def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
-    """Apply a dense network, or experts and one for all tokens, whose gates are limited."""
+    """Apply a dense network, or experts and a shared one, with clamped gates."""
     of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return feed_forward_or_experts(b, w, None, x, of_others)

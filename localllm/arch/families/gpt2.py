@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners), StarCoder (2305.06161).
 
 Unlike llama: a table of positions is added to the embeddings, and there is no RoPE; layer norms; GELU without a gate;
-biases everywhere; queries, keys and values by one matrix.
+biases everywhere; queries, keys and values from one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer

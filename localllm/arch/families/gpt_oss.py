@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925).
 
-Unlike llama: rotated pairs are half a head apart; every second layer, from the first on, sees a window; each head may
-attend to nothing (its sink); biases everywhere; experts with another SwiGLU.
+Unlike llama: rotated pairs are half a head apart; every second layer, from the first on, has a sliding window; each
+head has a sink; biases everywhere; experts with another SwiGLU.
 """
 
 from functools import partial

@@ -1,7 +1,8 @@
 """GPT-NeoX (Black et al. 2022, arXiv 2204.06745): Pythia, Dolly, ...
 
-Unlike llama: layer norms; GELU without a gate; biases everywhere; queries, keys and values by one matrix; rotated pairs
-are half the rotated numbers apart, and leave the end of a head. The feed-forward network may read what attention reads.
+Unlike llama: layer norms; GELU without a gate; biases everywhere; queries, keys and values from one matrix; RoPE
+rotates only the beginning of a head, in pairs half of that apart. The feed-forward network may read what attention
+reads.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
@@ -16,7 +17,7 @@ from localllm.frozen import frozen
 
 @frozen
 class GPTNeoX(Transformer):
-    """`parallel`: attention and feed-forward network read the same residual stream."""
+    """The hyperparameters; parallel: attention and feed-forward network read the same residual stream."""
 
     parallel: bool
 

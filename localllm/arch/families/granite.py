@@ -1,6 +1,6 @@
 """Granite 3, with experts or without (IBM 2024, Granite 3.0 Language Models).
 
-Unlike llama: factors for the embeddings, for what is added to the residual stream, for the scores, and for the logits.
+Unlike llama: factors for embeddings, sublayers' outputs, scores and logits.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ from localllm.frozen import frozen
 
 @frozen
 class Granite(Transformer):
-    """Logits are divided by their scale."""
+    """The hyperparameters; logit_scale: divisor of the logits."""
 
     embedding_scale: float
     residual_scale: float
     score_scale: float
     logit_scale: float
     rotated: bool
-    has_shared: bool  # an expert that every token goes to
+    has_shared: bool  # there is a shared expert
 
     @property
     def scale(self) -> float:
@@ -75,7 +75,7 @@ def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, facto
 
 
 def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
-    """Apply the second half of a layer."""
+    """Apply the second sublayer."""
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))

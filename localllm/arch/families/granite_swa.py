@@ -1,7 +1,7 @@
 """Granite 4 with windows (IBM 2026).
 
-Unlike Granite 3: some layers see a window, and some have no RoPE, as the file says; each head has a sink; the gate's
-matrix of the expert for all tokens is above the other one.
+Unlike Granite 3: some layers have a sliding window, and some have no RoPE, as the file says; each head has a sink;
+the shared expert's gate and up matrices are fused.
 """
 
 from dataclasses import field
@@ -66,6 +66,6 @@ def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, fa
 
 
 def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Return the expert that every token goes to."""
+    """Apply the shared expert."""
     of_gate, up = w.ffn_up_shexp.halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)

@@ -1,6 +1,6 @@
 """Granite 4 (IBM 2025), and Bamba.
 
-Unlike Granite 3: layers without key-value heads are those of Mamba 2; some models have no RoPE.
+Unlike Granite 3: layers without key-value heads have Mamba 2 instead of attention; some models have no RoPE.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class GraniteHybrid(Granite):
     space: StateSpace
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or what Mamba 2 keeps."""
+        """Return the state of each layer: keys and values, or Mamba 2's."""
         return [state if state.kv_heads else self.space.state(state.layer) for state in super().states()]
 
 

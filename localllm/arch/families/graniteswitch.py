@@ -1,9 +1,9 @@
-"""Granite Switch (IBM 2026): Granite 4.1 with adapters in the file, which tokens switch on.
+"""Granite Switch (IBM 2026): Granite 4.1 with LoRA adapters in the file, switched on by tokens.
 
-Unlike granite: every matrix has a low-rank one next to it for each adapter (LoRA, Hu et al. 2021, arXiv 2106.09685),
-and number 0, of zeros, for none. A token of an adapter's own stands for it in a text; what is read instead is another.
-A head without weights looks for it: queries are 1, keys of such tokens large and of others small, values the adapters'
-numbers. The number that comes out, rounded, is the token's adapter.
+Unlike granite: every matrix has a low-rank one for each adapter (LoRA, Hu et al. 2021, arXiv 2106.09685); number 0, of
+zeros, stands for none. Each adapter has a control token, which another token replaces as the model's input. An
+attention head without weights finds the last control token: queries are 1, keys are large for control tokens and small
+for others, values are the adapters' numbers. Its output, rounded, is the number of the token's adapter.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from localllm.files.gguf.file import Tensor
 from localllm.frozen import frozen
 from localllm.quant.formats import BY_NAME
 
-LOOKING = 16  # numbers of the head that looks for an adapter's token: the first one counts
-UP = 1 + 2**-23  # what is halfway between two adapters is rounded up
+LOOKING = 16  # length of the head that finds the control token; only its first number is used
+UP = 1 + 2**-23  # factor by which a number halfway between two adapters is rounded up
 MOST = 4096
 
 
 @frozen
 class GraniteSwitch(Granite):
-    """The hyperparameters with each adapter's token, and what is read instead; `gain`: the size of keys."""
+    """The hyperparameters with each adapter's control token and its replacement; gain: the size of keys."""
 
     tokens: tuple[int, ...]
     instead: tuple[int, ...]
@@ -109,7 +109,7 @@ def adapters(b: Builder, h: GraniteSwitch) -> Choice:
 
 
 def table(name: str, first: np.ndarray, columns: int) -> Weight:
-    """Return a matrix that no file has: its first column, and zeros."""
+    """Return a computed matrix: its first column is given, the others are zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))

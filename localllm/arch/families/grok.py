@@ -1,8 +1,8 @@
 """Grok 1 and 2 (xAI 2024, 2025).
 
-Unlike llama: GELU; rotated pairs are half a head apart; norms after attention and feed-forward network too; factors
-for embeddings, scores and logits, a largest magnitude of scores, and of logits in some; Grok 2 has a feed-forward
-network next to the experts. Routers have no cap, whatever the file says, and queries do not grow, as in llama.cpp.
+Unlike llama: GELU; rotated pairs are half a head apart; norms after attention and feed-forward network, too; factors
+for embeddings, scores and logits; soft caps on scores, and on logits in some files; Grok 2 has a feed-forward network
+beside the experts. As in llama.cpp, the files' router cap and attention temperature are ignored.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ class Grok(Transformer):
 
 
 def read(fields: Fields) -> Grok:
-    """Read the hyperparameters; what Grok 1 has if the file does not say. Raises ModelError."""
+    """Read the hyperparameters; the defaults are those of Grok 1. Raises ModelError."""
     fields.asked.update(UNREAD)
     common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
     attention = common.pop("attention")
@@ -54,13 +54,13 @@ def read(fields: Fields) -> Grok:
 
 
 def read_stretch(fields: Fields, rope: Rope) -> Rope:
-    """Read YaRN, which by default keeps pairs that turn 8 times in the original context. Raises ModelError."""
+    """Read YaRN, whose beta_fast is 8 by default. Raises ModelError."""
     if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
         raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
     if not rope.yarn and fields.number("rope.scaling.yarn_attn_factor", 1.0) != 1:
         raise fields.wrong("rope.scaling.yarn_attn_factor", "1")
     fast, slow = fields.factor("rope.scaling.yarn_beta_fast", 8.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
-    return replace(rope, turns=(fast, slow))
+    return replace(rope, yarn_betas=(fast, slow))
 
 
 def forward(b: Builder, w: Weights, h: Grok) -> Activation:

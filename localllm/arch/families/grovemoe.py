@@ -21,7 +21,7 @@ from localllm.frozen import frozen
 @frozen
 class GroveMoE(Transformer):
     small: Routing  # to the smaller experts
-    small_scale: float  # of what they make
+    small_scale: float  # factor of their outputs
 
 
 def read(fields: Fields) -> GroveMoE:

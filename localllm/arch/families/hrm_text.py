@@ -1,8 +1,8 @@
 """HRM-Text: the hierarchical reasoning model (Wang et al. 2025, arXiv 2506.21734) as a language model (2026).
 
-Two stacks of layers over the same tokens take turns: the low one several times, then the high one, and that for several
-cycles; every pass has keys and values of its own. A stack gets the sum of what both have made last. Norms have no
-weights, and a gate is for what the heads see.
+Two stacks of layers alternate: in each of several cycles, the low one runs several times, then the high one; every pass
+has keys and values of its own. A stack's input is the sum of both stacks' last outputs. Norms have no weights, and
+attention's output is gated.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Hunyuan's models, dense or with experts (Tencent 2025) and the text part of those that see (HunyuanOCR), Maincoder.
+"""Hunyuan's dense models and those with experts (Tencent 2025), the text part of HunyuanOCR, Maincoder.
 
 Unlike llama: each head of queries and keys is normalized after its rotation; rotated pairs are half a head apart, but
-not in Maincoder. One has experts next to a shared one.
+not in Maincoder. One model has experts and a shared one.
 """
 
 from dataclasses import replace

@@ -1,12 +1,12 @@
 """Hunyuan 4 (Tencent 2026).
 
-Unlike DeepSeek-V3.2: several residual streams; a gate for what the heads see; a score for nothing; experts' gates are
-limited, and so is what they meet; an indexer rotates the end of its heads, and some files have none.
+Unlike DeepSeek-V3.2: several residual streams; attention's output is gated; each head has a sink; experts' gates and up
+projections are clamped; RoPE rotates the end of an indexer's heads, and some files have no indexer.
 """
 
 from collections.abc import Sequence
 
-from localllm.arch.decoder import ignore_guessing
+from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent
 from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
 from localllm.arch.families.maple import limited_swiglu
@@ -16,7 +16,7 @@ from localllm.arch.hyper_connections import (
     ResidualStreams,
     add_to_streams,
     concat_streams,
-    half,
+    enter_sublayer,
     mixing_logits,
     read_streams,
     reduce_streams,
@@ -31,7 +31,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Hunyuan4(DeepSeek2):
-    """The hyperparameters with, by layer, the limit of experts' gates and inputs, 0 for none."""
+    """The hyperparameters with, by layer, the limit of experts' gates and up projections, 0 for none."""
 
     streams: ResidualStreams
     indexer: Indexer | None
@@ -61,11 +61,11 @@ def read(fields: Fields) -> Hunyuan4:
 
 def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
     """Compute the logits of the wanted tokens."""
-    ignore_guessing(b, w, h)
+    ignore_mtp_layers(b, w, h)
     streams, chosen = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.layer_states():
         block = w.block(state.layer)
-        y, gates = half(b, block, h.streams, h.epsilon, streams, "attn")
+        y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
         if h.indexer and (index := index_of(h.indexer, state.layer)):
@@ -74,7 +74,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         seen = attention(b, block, h, state, scores, narrow, y)
         seen = b.multiply(seen, b.sigmoid(b.linear(y, block.attn_gate)))
         streams = add_to_streams(b, h.streams, streams, b.linear(seen, block.attn_output), gates)
-        y, gates = half(b, block, h.streams, h.epsilon, streams, "ffn")
+        y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "ffn")
         y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
         streams = add_to_streams(b, h.streams, streams, y, gates)
     wanted = [b.select(x, b.wanted) for x in streams]

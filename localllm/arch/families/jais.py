@@ -1,7 +1,7 @@
 """Jais (Sengupta et al. 2023, arXiv 2308.16149).
 
-Unlike llama: scores decrease with distance (ALiBi), and there is no RoPE; they are divided by a head's length, not by
-its root; layer norms; biases everywhere; queries, keys and values by one matrix.
+Unlike llama: ALiBi instead of RoPE; scores are divided by a head's length, not by its root; layer norms; biases
+everywhere; queries, keys and values from one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, attend, qkv

@@ -1,7 +1,7 @@
 """Jamba (AI21 2024, arXiv 2403.19887, 2408.12570).
 
-Unlike llama: most layers, those without key-value heads, are those of Mamba, with norms for what its scan gets; the
-others have no RoPE; some have experts, whose weights do not add up to 1.
+Unlike llama: most layers, those without key-value heads, have Mamba instead of attention, with norms for the inputs of
+its scan; the others have no RoPE; some layers have experts, whose weights are not normalized.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Jamba(Transformer):
         return None
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or what Mamba keeps."""
+        """Return the state of each layer: keys and values, or Mamba's."""
         return [state if state.kv_heads else self.selection.state(state.layer) for state in super().states()]
 
 

@@ -1,8 +1,8 @@
 """Jina Embeddings 2 (Günther et al. 2023, arXiv 2310.19923).
 
-Unlike BERT: scores fall with the distance, in both directions (ALiBi), no positions are added; GELU with a gate, whose
-matrix may be the upper half of the other; in the models for code queries and keys are normalized, and what attention
-adds is added and normalized once more.
+Unlike BERT: ALiBi, in both directions, instead of a table of positions; GELU with a gate, whose matrix may be the upper
+half of ffn_up; in the models for code, queries and keys are normalized, and attention's residual is added and
+normalized twice.
 """
 
 from localllm.arch.attention import attend, layer_norm_rows, qkv
@@ -33,7 +33,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 
 
 def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:
-    """Compute the heads' outputs, added to x, and normalized; once or twice."""
+    """Add attention's output to x, and normalize; once or twice."""
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = layer_norm_rows(b, w, h, q, k)
     y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))

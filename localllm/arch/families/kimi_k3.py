@@ -1,8 +1,8 @@
 """Kimi K3 (Moonshot AI 2026).
 
-Unlike Kimi Linear: of every few layers what goes into the first is kept, and the stream begins anew after its
-attention; each half of a layer gets a mixture of what was kept and the stream, by the softmax of their scores. Experts
-work on narrower rows; gates are bounded by a tanh, and so is what they meet; layers that attend have a gate, too.
+Unlike Kimi Linear: the input of the first of every few layers is kept, and the residual stream restarts after its
+attention; each sublayer reads a mixture of the kept inputs and the stream, weighted by the softmax of their scores.
+Experts work on narrower rows; gates and up projections are bounded by a tanh; attention's output is gated, too.
 """
 
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
 class KimiK3(KimiLinear):
     """The hyperparameters of Kimi K3.
 
-    Layers from one whose input is kept to the next, 0 for none; bounds of gates, and of what they meet, 0 for none;
-    what the logarithms of decays are not below, 0 for no bound.
+    Distance between layers whose inputs are kept, 0 for none; bounds of gates and of up projections, 0 for none; lower
+    bound of the decays' logarithms, 0 for none.
     """
 
     period: int
     bounds: tuple[float, float]
     lowest: float
-    narrow: int  # numbers of the rows that experts work on, 0 for whole ones
+    narrow: int  # width of the experts' rows, 0 for the model's width
 
 
 def read(fields: Fields) -> KimiK3:
@@ -48,7 +48,7 @@ def read(fields: Fields) -> KimiK3:
     common, lowest = read_kimi(fields), fields.raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
-    rope = replace(common["rope"], still=tuple(range(common["rope"].dims // 2)))  # no pair turns
+    rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
     linear = fields.raw("activation.situ_linear_beta")
     if not isinstance(linear, float) or not -1e6 <= linear <= 1e6:
         raise fields.wrong("activation.situ_linear_beta", "a number")
@@ -109,7 +109,7 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
 
 
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
-    """Apply a dense network, or experts on narrower rows, and a shared one next to them."""
+    """Apply a dense network, or experts on narrower rows and a shared one."""
     gate = bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated_feed_forward(b, w, x, gate)
@@ -124,7 +124,7 @@ def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation
 
 
 def bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
-    """Make a SwiGLU of numbers that are not beyond bounds."""
+    """Apply SwiGLU to bounded inputs."""
     of_gate, of_others = h.bounds
 
     def gate(gate: Activation, up: Activation) -> Activation:

@@ -1,7 +1,7 @@
 """Kimi Linear (Moonshot AI 2025, arXiv 2510.26692).
 
-Unlike DeepSeek-V3: three layers of four do not attend but keep a matrix for each head, by a delta rule whose rows fade
-at their own rates (Kimi Delta Attention); the others do not know where tokens stand.
+Unlike DeepSeek-V3: three layers of four have Kimi Delta Attention: a state matrix for each head, updated by the delta
+rule, whose rows decay at their own rates; the others have attention without RoPE.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from localllm.frozen import frozen
 
 @frozen
 class KimiLinear(DeepSeek2):
-    """The hyperparameters; layers where `attends` is False keep matrices, with heads of `delta_dim`."""
+    """The hyperparameters; layers where `attends` is False have Kimi Delta Attention with heads of `delta_dim`."""
 
     attends: tuple[bool, ...]
     delta_dim: int
-    taps: int  # of the convolutions before
+    taps: int  # of the convolutions before the delta rule
 
     def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
-        """Return latent rows; or the last queries, keys and values, and the matrices."""
+        """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         kept = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
         rows = super().states()
@@ -41,7 +41,7 @@ def read(fields: Fields) -> KimiLinear:
     common, function = read_kimi(fields), fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
-    rope = replace(common["rope"], still=tuple(range(common["rope"].dims // 2)))  # no pair turns
+    rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
 
@@ -56,7 +56,7 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
         raise fields.error(f"{heads} heads of {key_dim}, {max(kv_heads)} of keys, {dims} apart: inconsistent")
     if fields.count("attention.key_length", latent + dims) != latent + dims:
         raise fields.error(f"{fields.key('attention.key_length')} should be {latent + dims}")
-    fields.count("attention.value_length", latent)  # of another kind of heads, in files of the 48B: nobody reads it
+    fields.count("attention.value_length", latent)  # not used: in files of the 48B it is for another kind of heads
     return {
         **common,
         "epsilon": fields.epsilon(RMS_EPSILON),
@@ -79,7 +79,7 @@ def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of a kind, then the feed-forward network.
+    """Apply one layer: attention of either kind, then the feed-forward network.
 
     Each output is added to the residual stream.
     """
@@ -94,7 +94,7 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
 
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
-    """Compute the heads' outputs, normalized and through a gate."""
+    """Compute the heads' outputs, normalized and gated."""
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
     decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
@@ -102,7 +102,7 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
 
 
 def rates_of(w: Weights, h: KimiLinear) -> Weight:
-    """Repeat each head's decay rate for all of its numbers."""
+    """Repeat each head's decay rate for every row of its matrix."""
     rates = w.exactly("ssm_a")
     return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
 

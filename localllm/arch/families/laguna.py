@@ -1,8 +1,8 @@
 """Laguna (Poolside 2026).
 
-Unlike llama: three of four layers see a window, with heads and a rotation of their own, which is not stretched; each
-head of queries and keys is normalized; a gate for each head, or each of its numbers, by softplus; after the first
-layers experts, next to a shared one; rotated pairs are half the rotated numbers apart.
+Unlike llama: three of four layers have a sliding window, with heads and RoPE of their own, without scaling; each head
+of queries and keys is normalized; softplus gates for each head or each of its numbers; after the first layers experts
+and a shared one; rotated pairs are half the rotated dimensions apart.
 """
 
 from localllm.arch.attention import (

@@ -1,7 +1,7 @@
 """LFM2 (Liquid AI 2025, arXiv 2511.23404), with experts or without.
 
-Unlike Qwen 3: most layers do not attend but look at the last few tokens, by a convolution between two gates. Those have
-no key-value heads in the metadata.
+Unlike Qwen 3: most layers have a short convolution over the last tokens, between two gates, instead of attention. Those
+have no key-value heads in the metadata.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Lfm2(Transformer):
         return self.attention_window
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or the last tokens."""
+        """Return the state of each layer: keys and values, or a convolution's last inputs."""
         kept, window = super().states(), ((self.taps - 1, self.width),)
         return [state if state.kv_heads else Recurrent(state.layer, window) for state in kept]
 
@@ -66,7 +66,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
-    """Convolve the last few tokens, between two gates."""
+    """Apply the short convolution, between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
     y = b.convolve(b.multiply(before, inner), taps, state, silu=False)

@@ -10,10 +10,10 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
+    """Read the hyperparameters. Raises ModelError, also if RoPE would rotate only a part of a head."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
-        if not fields.has("attention.key_length"):  # one of the two is damaged
+        if not fields.has("attention.key_length"):  # value_length or head_count is damaged
             raise fields.unsupported("keys and values of different lengths are not supported")
         lengths = f"keys of {attention.head_dim} numbers and values of {attention.value_dim}"
         fields.oddities.note(f"{lengths}, in a {fields.arch} model")

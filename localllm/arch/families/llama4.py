@@ -1,8 +1,8 @@
 """Llama 4 (Meta 2025).
 
-Unlike llama: of four layers the last one has no RoPE and sees all, with queries that grow with their position; the
-others see the tokens of their chunk, and normalize queries and keys, without weights, once they are rotated. Some
-layers have experts next to a shared one; their sigmoids multiply what they get.
+Unlike llama: of four layers the last one has full attention without RoPE, and queries scaled by position; the others
+attend within chunks, and normalize queries and keys, without weights, after RoPE. Some layers have experts and a shared
+one; the sigmoids of their scores multiply the experts' inputs.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
 CHUNK = 8192  # tokens
-TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # how fast queries grow
-EXPERTS_OF_MAVERICK = 128  # which normalizes neither queries nor keys
+TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # slope and length of scale_by_position
+EXPERTS_OF_MAVERICK = 128  # Maverick normalizes neither queries nor keys
 
 
 @frozen
@@ -39,7 +39,7 @@ class Llama4(LocallyRotated):
 
 
 def read(fields: Fields) -> Llama4:
-    """Read the hyperparameters. A sliding window of 0 stands for none, and rotation everywhere. Raises ModelError."""
+    """Read the hyperparameters. A sliding window of 0 means no chunks, and RoPE in all layers. Raises ModelError."""
     key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
     chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
     if chunk not in (0, CHUNK):

@@ -1,7 +1,7 @@
-"""Mamba (Gu and Dao 2023, arXiv 2312.00752), and Falcon Mamba (Zuo et al. 2024), which normalizes what its scan gets.
+"""Mamba (Gu and Dao 2023, arXiv 2312.00752), and Falcon Mamba (Zuo et al. 2024), which normalizes the scan's inputs.
 
-Its layers do not attend. Each looks at the last few tokens by a convolution, and keeps a state for every column, whose
-way to forget and to read depends on the token.
+Layers have no attention, but a short convolution and a selective scan: each column has a state whose decay, input and
+output depend on the token.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from localllm.frozen import frozen
 
 @frozen
 class Selection:
-    """`inner` columns, each with `state_size` numbers; the convolution has `taps`."""
+    """The sizes of Mamba; inner: columns, each with `state_size` numbers of state.  taps: of the convolution."""
 
     inner: int
     state_size: int
     taps: int
-    rank: int  # of the matrix that makes time steps
-    normalized: bool  # what the scan gets
+    rank: int  # of the time steps' projection
+    normalized: bool  # the scan's inputs are normalized
 
     def state(self, layer: int) -> Recurrent:
-        """Return the last tokens and the states."""
+        """Return the shapes of a layer's state: the convolution's last inputs, and the columns' states."""
         return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
 
 

@@ -1,7 +1,7 @@
 """Mamba 2 (Dao and Gu 2024, arXiv 2405.21060).
 
-Unlike Mamba: columns are heads, each of which forgets at one rate, and groups of which share what they write by and
-read by; all of it comes from one matrix; the result is normalized.
+Unlike Mamba: columns form heads with one decay rate each, and groups of heads share B and C; all inputs come from one
+matrix; the output is normalized.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 
 @frozen
 class StateSpace:
-    """`inner` columns in `heads`, whose state has `state_size` rows; the convolution has `taps`."""
+    """Mamba 2; inner: columns in `heads`.  state_size: rows of a head's state.  taps: of the convolution."""
 
     inner: int
     heads: int
@@ -29,11 +29,11 @@ class StateSpace:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return the columns of the convolution's input: the values, and B and C, which are like keys and queries."""
+        """Return the widths of the convolution's inputs: the values, and B and C, which act as keys and queries."""
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
     def state(self, layer: int) -> Recurrent:
-        """Return the last tokens and the states."""
+        """Return the shapes of a layer's state: the convolutions' last inputs, and the heads' states."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
 

@@ -1,6 +1,6 @@
 """Maple (2026).
 
-Unlike Qwen 3 with experts: layers with a window rotate, and only they; gates of experts and what they meet are limited.
+Unlike Qwen 3 with experts: only layers with a window have RoPE; gates and up projections of experts are clamped.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_wider_local_rope, read_windows, rms_norm_heads
@@ -17,7 +17,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Maple(LocallyRotated):
-    limits: tuple[float, ...]  # by layer, of gates and of magnitudes of what they meet, 0 for none
+    limits: tuple[float, ...]  # by layer, of gates and of up projections' magnitudes, 0 for none
 
     def rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else None
@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Acti
 
 
 def limited_swiglu(b: Builder, limit: float) -> Gate:
-    """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
+    """Apply SwiGLU to inputs clamped to the limit, if there is one."""
     if not limit:
         return b.swiglu
 

@@ -1,7 +1,7 @@
 """MiniCPM 3 (OpenBMB 2024).
 
-Attention as in the oldest files of DeepSeek-V2, with frequency factors for short or long contexts; factors for the
-embeddings, for what is added to the residual stream, and for the logits, as in MiniCPM, but never in the file.
+Attention as in the oldest files of DeepSeek-V2, with LongRoPE's frequency factors; factors for embeddings, sublayers'
+outputs and logits, as in MiniCPM, but never in the file.
 """
 
 from localllm.arch.decoder import decoder

@@ -1,8 +1,8 @@
 """MiniMax-01 and M1 (MiniMax 2025, arXiv 2501.08313).
 
-Unlike M2: seven layers of eight do not attend but keep a matrix for each head, which fades at the head's own rate,
-slower in later layers (lightning attention); what is added to a layer's output is not the residual stream but its norm,
-scaled; scores of experts are a softmax.
+Unlike M2: seven layers of eight have lightning attention: a state matrix for each head, which decays at the head's own
+rate, slower in later layers; a sublayer's output is added not to the residual stream but to its norm, scaled; the
+router's scores are a softmax.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from localllm.frozen import frozen
 
 @frozen
 class MiniMax01(Transformer):
-    """The hyperparameters; layers where `attends` is False keep matrices."""
+    """The hyperparameters; layers where `attends` is False have lightning attention."""
 
     attends: tuple[bool, ...]
     residual_scale: float
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or the matrices."""
+        """Return the state of each layer: keys and values, or the heads' matrices."""
         dim = self.attention.head_dim
         kept = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
         return [state if self.attends[state.layer] else kept[state.layer] for state in super().states()]
@@ -54,7 +54,7 @@ def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of one kind or the other, then experts.
+    """Apply one layer: attention of either kind, then experts.
 
     Each output is added to its input.
     """
@@ -71,7 +71,7 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Act
 
 
 def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
-    """Compute the heads' outputs, normalized and through a gate. Queries, keys and values stand head by head."""
+    """Compute the heads' outputs, normalized and gated. Queries, keys and values stand head by head."""
     ((heads, dim, _),) = state.shapes
     every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))

@@ -1,7 +1,7 @@
 """MiniMax M2 (MiniMax 2025).
 
-Unlike OLMoE: heads are rotated in part; scores are sigmoids, with a bias that counts in the choice, and weights add up
-to 1.
+Unlike OLMoE: RoPE rotates a part of a head; the router's scores are sigmoids, with a bias for the selection only, and
+weights are normalized.
 """
 
 from localllm.arch.attention import Transformer
@@ -29,6 +29,6 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer, as there."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases("exp_probs_b")
     return olmoe.block(b, w, h, state, x)

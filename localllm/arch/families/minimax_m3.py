@@ -1,8 +1,8 @@
 """MiniMax M3 (MiniMax 2026).
 
-Unlike MiniMax M2: each head is normalized on its own; the first layers have no experts, the others one for all tokens;
-the gate of gpt-oss. Behind the first layers, each key-value head sees only those blocks of keys that a query of an
-indexer chooses for it, by a key of its own, and the last ones (MiniMax Sparse Attention).
+Unlike MiniMax M2: each head is normalized on its own; the first layers have no experts, the others also a shared one;
+SwiGLU as in gpt-oss. After the first layers, each key-value head attends only to the blocks of keys that an indexer
+selects for it, with queries and a key of its own, and to the last blocks (MiniMax Sparse Attention).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class MiniMaxM3(Transformer):
     """The hyperparameters of MiniMax M3.
 
     Attributes:
-        dense: layers that see all keys.  index_dim: the dimension of an indexer's heads.
+        dense: layers with full attention.  index_dim: the dimension of an indexer's heads.
         blocks, block: the number of selected blocks, and their size in positions.
         local: how many of the last blocks are always selected.
     """
@@ -85,7 +85,7 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> 
 
 
 def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -> Activation:
-    """Select the keys that the heads see."""
+    """Select the keys that the heads attend to."""
 
     def heads(name: str) -> Activation:
         y, norm = b.linear(x, w.require(f"indexer.{name}_proj")), w.require(f"indexer.{name}_norm")

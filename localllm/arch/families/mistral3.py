@@ -1,7 +1,7 @@
-"""Ministral 3 and what is built like it, with experts or without (Mistral AI 2025).
+"""Ministral 3 and models with the same architecture, with experts or without (Mistral AI 2025).
 
-Unlike llama: queries grow with the logarithm of their position, once it is beyond the original context; YaRN by the
-file's own numbers of turns, and without the magnitude that `yarn_log_multiplier` takes back.
+Unlike llama: queries are scaled by the logarithm of their position beyond the original context; YaRN has the file's
+betas, and its attention factor is divided by that of `yarn_log_multiplier`.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Mistral3(Transformer):
-    """`temperature` is how fast queries grow, 0 for not at all."""
+    """The hyperparameters; temperature: slope of scale_by_position for queries, 0 for none."""
 
     temperature: float
 
@@ -33,12 +33,12 @@ def read(fields: Fields) -> Mistral3:
 
 
 def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
-    """Rotate by the keys that llama.cpp reads for this family only."""
+    """Read the RoPE keys that llama.cpp reads for this family only."""
     rope = attention.rope
-    turns = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
+    betas = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
     magnitude = rope.magnitude / yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
-    return replace(attention, rope=replace(rope, turns=turns, magnitude=magnitude))
+    return replace(attention, rope=replace(rope, yarn_betas=betas, magnitude=magnitude))
 
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663), Granite Embedding R2 (2508.21085).
 
 Unlike BERT: queries and keys are rotated; norms, without biases, precede the parts of a layer (pre-norm); the
-activation is GELU with a gate, or SwiGLU; two of three layers see a window, and rotate with a base of their own.
+activation is GELU with a gate, or SwiGLU; two of three layers have a sliding window and another RoPE base.
 """
 
 from dataclasses import field
@@ -22,7 +22,7 @@ ACTIVATIONS = {"gelu": False, "silu": True}
 
 @frozen
 class ModernBERT(Encoder):
-    """`silu`: the gate is that of SwiGLU."""
+    """The hyperparameters; silu: SwiGLU instead of GELU with a gate."""
 
     local_rope: Rope
     silu: bool
@@ -57,7 +57,7 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
 
 def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
-    norm = w.get("attn_norm", by_layer=True)  # the first layer's stands behind the embeddings
+    norm = w.get("attn_norm", by_layer=True)  # the first layer has none: the embeddings' norm precedes it
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x, w.ffn_norm, h.epsilon)

@@ -1,7 +1,7 @@
 """MPT (MosaicML 2023, Introducing MPT-7B).
 
 Unlike llama: scores decrease with distance (ALiBi), or a table of positions is added to the embeddings, and there is no
-RoPE; layer norms; GELU without a gate; queries, keys and values by one matrix, which may be clamped and normalized.
+RoPE; layer norms; GELU without a gate; queries, keys and values from one matrix, which may be clamped and normalized.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv

@@ -1,8 +1,8 @@
 """Muse Glimmer (Meta 2026).
 
-Unlike llama: three of four layers see a window, and only they rotate; heads of queries and keys are normalized, and so
-are embeddings, and what attention and feed-forward network make; a gate for what the heads see; logits have a factor
-and a soft cap.
+Unlike llama: three of four layers have a sliding window, and only they have RoPE; heads of queries and keys,
+embeddings, and the outputs of attention and feed-forward network are normalized; attention's output is gated; logits
+have a factor and a soft cap.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
@@ -15,12 +15,12 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-BEHIND = 1e-8  # epsilon of the norms behind attention and feed-forward network
+BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
 
 
 @frozen
 class MuseGlimmer(LocallyRotated):
-    """Logits are multiplied by their scale; then the soft cap is their largest magnitude, 0 for none."""
+    """The hyperparameters; logits are multiplied by their scale, then soft-capped; a cap of 0 means none."""
 
     logit_scale: float
     logit_softcap: float

@@ -1,6 +1,6 @@
-"""Nanbeige 4 (Nanbeige Lab 2025). As llama, but that tokens may go through all layers several times.
+"""Nanbeige 4 (Nanbeige Lab 2025). As llama, but the stack of layers may be applied several times.
 
-Each time has keys and values of its own; between two times the last norm comes in, if the file does not skip it.
+Each pass has keys and values of its own; the final norm is applied between two passes, unless the file skips it.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-MOST_LOOPS = 64  # of a real model there are 2
+MOST_LOOPS = 64  # real models have 2
 
 
 @frozen
 class Nanbeige(Transformer):
-    """The attention has the heads of all layers of all loops."""
+    """The hyperparameters; attention lists the heads of all layers of all passes."""
 
     loops: int
     skips_norm: bool
 
     def states(self) -> Sequence[Paged]:
-        """Return the layers' states, once for each loop."""
+        """Return the layers' states, once for each pass."""
         a = self.attention
         return [Paged(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 

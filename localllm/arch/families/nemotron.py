@@ -1,6 +1,6 @@
 """Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819), Jais 2 (Inception 2025).
 
-Unlike llama: layer norms (to whose weights one is added, in the file already); squared ReLU without a gate; rotated
+Unlike llama: layer norms (the file's weights include the 1 that is added to them); squared ReLU without a gate; rotated
 pairs are half the rotated numbers apart, and leave the end of a head.
 """
 

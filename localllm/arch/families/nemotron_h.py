@@ -22,14 +22,14 @@ from localllm.frozen import frozen
 @frozen
 class NemotronH(Transformer):
     space: StateSpace
-    feeds: tuple[bool, ...]  # layers that are feed-forward networks
-    narrow: int  # columns that experts read and write, 0 for all
+    feeds: tuple[bool, ...]  # by layer, whether it is a feed-forward network
+    narrow: int  # width of the experts' inputs and outputs, 0 for the model's width
 
     def rope(self, layer: int) -> Rope | None:
         return None
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or what Mamba 2 keeps, of layers that keep anything."""
+        """Return the states of attention layers and of Mamba 2's; the other layers have none."""
         kept = [state for state in super().states() if not self.feeds[state.layer]]
         return [state if state.kv_heads else self.space.state(state.layer) for state in kept]
 
@@ -69,7 +69,7 @@ def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x
 
 
 def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
-    """Apply the chosen experts to each token, and the one next to them."""
+    """Apply each token's experts and the shared one."""
     w.require_biases("exp_probs_b")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
     rows = b.gather(b.linear(x, w.ffn_latent_down) if h.narrow else x, choice)

@@ -40,7 +40,7 @@ def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activatio
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activation:
-    """Apply the chosen experts to each token, weighted and added up."""
+    """Apply each token's experts, and sum their weighted outputs."""
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing)
     y = b.gelu_erf(b.expert_linear(b.gather(x, choice), w.ffn_up_exps, choice))
     return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)

@@ -1,7 +1,8 @@
 """OLMo 2 and 3 (OLMo Team 2024, arXiv 2501.00656; 2025).
 
 Unlike llama: norms after attention and feed-forward network instead of before; queries and keys are normalized across
-all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers see a window, and rotate unstretched.
+all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers have a sliding window, and RoPE without
+scaling.
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows

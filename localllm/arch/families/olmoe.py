@@ -1,7 +1,7 @@
 """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060).
 
 Unlike llama: queries and keys are normalized across all heads; rotated pairs are half a head apart; experts, whose
-weights do not add up to 1.
+weights are not normalized.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv

@@ -1,7 +1,7 @@
 """Phi 1, 1.5 and 2 (Li et al. 2023, arXiv 2309.05463; Javaheripi et al. 2023).
 
 Unlike llama: attention and feed-forward network read the same layer norm and are added together; GELU without a gate;
-biases everywhere, for the logits too; rotated pairs are half the rotated numbers apart, and leave the end of a head.
+biases everywhere, also for the logits; RoPE rotates only the beginning of a head, in pairs half of that apart.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv

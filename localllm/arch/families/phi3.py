@@ -1,7 +1,7 @@
 """Phi 3, 3.5 and 4 (Abdin et al. 2024, arXiv 2404.14219).
 
-Unlike llama: fused projections; rotated pairs are half a head apart, and may leave the end of a head; frequency factors
-for short or long contexts (LongRoPE). Windows are not used, as in llama.cpp: their files say them wrongly.
+Unlike llama: fused projections; rotated pairs are half a head apart, or only a part of a head is rotated; LongRoPE.
+Windows are ignored, as in llama.cpp, because files have wrong values.
 """
 
 from localllm.arch.attention import Transformer

@@ -1,7 +1,7 @@
 """Phi 3.5 with experts (Abdin et al. 2024, arXiv 2404.14219).
 
-Unlike Phi 3: biases, also of the norms; experts. As in llama.cpp, norms subtract no mean, and the weights of the two
-best experts add up to 1: its files are made for that.
+Unlike Phi 3: biases, also of the norms; experts. As in llama.cpp, for which the files are made, norms subtract no mean,
+and the weights of the two used experts are normalized.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
@@ -26,7 +26,7 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 
 
 def rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
-    """Return a norm without mean, and its bias."""
+    """Apply an RMS norm, and add a bias."""
     assert weight.bias
     return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
 

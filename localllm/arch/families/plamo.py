@@ -14,7 +14,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError, also if a part of a head were not rotated."""
+    """Read the hyperparameters. Raises ModelError, also if RoPE would rotate only a part of a head."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, rotates_all=True))
 
 

@@ -1,7 +1,7 @@
 """PLaMo 2 (Preferred Networks 2024, arXiv 2509.04897).
 
-Unlike Jamba: norms after both parts of a layer; heads of queries and keys are normalized, each with numbers of its
-own; all columns of a head of Mamba forget at one rate; what goes into the scan has norms.
+Unlike Jamba: norms after both sublayers, too; heads of queries and keys are normalized, each with weights of its own;
+Mamba's columns form heads with one decay rate each; the scan's inputs are normalized.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-LEAST_RANK = 64  # of the matrix that makes time steps
+LEAST_RANK = 64  # of the time steps' projection
 
 
 @frozen
@@ -30,7 +30,7 @@ class Plamo2(Transformer):
     taps: int
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or the last tokens and the states."""
+        """Return the state of each layer: keys and values, or a convolution's last inputs and the heads' states."""
         heads = self.scan_heads, self.state_size, self.inner // self.scan_heads
         shapes = (self.taps - 1, self.inner), heads
         return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().states()]
@@ -77,7 +77,7 @@ def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activa
 
 
 def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
-    """Apply the second part of a layer."""
+    """Apply the second sublayer."""
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
 
@@ -93,7 +93,7 @@ def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) ->
 
 
 def mamba_heads(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
-    """Compute the outputs of Mamba's heads, through a gate."""
+    """Compute the gated outputs of Mamba's heads."""
     both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
     gate, inner = b.slice_columns(both, 0, size, 2 * size), b.slice_columns(both, size, 2 * size, 2 * size)
     inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)

@@ -1,6 +1,7 @@
 """PLaMo 3 (Preferred Networks 2025).
 
-Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven see a window, and may rotate with a base of their own.
+Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven have a sliding window, and may have a RoPE base of their
+own.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads

@@ -14,7 +14,7 @@ from localllm.arch.weights import Weights
 def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
     """Read the hyperparameters. Raises ModelError."""
     dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
-    usual = fields.count("embedding_length") // heads  # of a head, if the file does not say
+    usual = fields.count("embedding_length") // heads  # default length of a head
     key_dim = fields.count("attention.key_length", usual)
     if key_dim <= dims or fields.count("attention.head_count_kv", heads) != heads:
         raise fields.error(f"{heads} heads of {key_dim}, {dims} rotated: inconsistent")

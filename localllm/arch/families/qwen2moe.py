@@ -1,6 +1,6 @@
 """Qwen 1.5 and 2 with experts (Yang et al. 2024, arXiv 2407.10671).
 
-Unlike Qwen 2: experts, whose weights do not add up to 1, next to one with a gate of its own that every token goes to.
+Unlike Qwen 2: experts, whose weights are not normalized, and a shared one, whose output is gated.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv

@@ -1,6 +1,6 @@
 """The language models of vision models: Qwen2-VL and Qwen2.5-VL (arXiv 2409.12191, 2502.13923), PaddleOCR-VL (2025).
 
-They are computed as Qwen 2 (PaddleOCR-VL without biases), except that positions may be those of an image.
+They are computed as Qwen 2 (PaddleOCR-VL without biases), with M-RoPE.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Qwen 3, with experts or without (Yang et al. 2025, arXiv 2505.09388); OpenELM (2404.14619).
 
-Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before.
+Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before RoPE.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors

@@ -1,7 +1,7 @@
 """Qwen3-Next (Alibaba 2025) and Qwen 3.5 (2026), with experts or without.
 
-Unlike Qwen 3: three layers of four do not attend. They keep a matrix for each head, which keys write to and queries
-read by the gated delta rule (Yang et al. 2024, arXiv 2412.06464). What heads see goes through a gate, in all layers.
+Unlike Qwen 3: three layers of four have Gated DeltaNet instead of attention: a state matrix for each head, updated by
+the gated delta rule (Yang et al. 2024, arXiv 2412.06464). The heads' outputs are gated in all layers.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ class DeltaNet:
     repeat: int
     key_dim: int
     value_dim: int
-    taps: int  # of the convolution before
+    taps: int  # of the convolution before the delta rule
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return the columns of queries, keys and values."""
+        """Return the widths of queries, keys and values."""
         keys = self.key_heads * self.key_dim
         return keys, keys, self.heads * self.value_dim
 
     def state(self, layer: int) -> Recurrent:
-        """Return the last queries, keys and values, and the matrices."""
+        """Return the shapes of a layer's state: the heads' matrices, and the last queries, keys and values."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
 
@@ -59,7 +59,7 @@ class Qwen35(Transformer):
         return self.score_scale
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Return keys and values, or what the delta rule keeps."""
+        """Return the state of each layer: keys and values, or the delta rule's."""
         return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
 
 
@@ -71,7 +71,7 @@ def read(fields: Fields) -> Qwen35:
         attention=replace(attention, rope=with_sections(fields, attention.rope, mixed=True)),
         epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
-        attends=read_attends(fields, common["layers"]) + (True,) * common["guessing"],
+        attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],
         score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
         routing=read_routing(fields, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
     )
@@ -89,7 +89,7 @@ def read_delta(fields: Fields) -> DeltaNet:
 
 
 def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
-    """Read which layers attend: the last of every few, or as listed. Raises ModelError."""
+    """Read which layers have attention: the last one of every period, or those listed. Raises ModelError."""
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
@@ -115,15 +115,15 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gate_output))
 
 
-def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    return mtp_output(b, w, h, made, block)
+    return mtp_output(b, w, h, hidden, block)
 
 
 def attention(
     b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, chosen: Activation | None = None
 ) -> Activation:
-    """Compute the heads' outputs, through their gates.
+    """Compute the heads' gated outputs.
 
     A gate follows each head's query. chosen: as of Scores.
     """
@@ -137,7 +137,7 @@ def attention(
 def delta_net(
     b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
 ) -> Activation:
-    """Compute the heads' outputs, normalized and through a gate, b.swiglu if None."""
+    """Compute the heads' outputs, normalized and gated, b.swiglu if None."""
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)

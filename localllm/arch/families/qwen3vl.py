@@ -1,7 +1,7 @@
 """The text part of Qwen3-VL (2025).
 
-It is computed as Qwen 3, except that positions may be those of an image, and that the first layers add outputs of the
-vision encoder's earlier layers to their rows (DeepStack).
+It is computed as Qwen 3, with M-RoPE; and the first layers add outputs of the vision encoder's earlier layers to an
+image's rows (DeepStack).
 """
 
 from dataclasses import replace
@@ -47,6 +47,6 @@ def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer of Qwen 3, and what an image's rows have for it."""
+    """Apply one layer of Qwen 3, and add the part of an image's rows for this layer."""
     x = qwen3.block(b, w, h, state, x, factors)
     return b.add_deepstack(x, 1 + state.layer) if state.layer < h.deep else x

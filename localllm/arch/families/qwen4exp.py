@@ -1,7 +1,7 @@
-"""Qwen 4, as released for trying (Alibaba 2026): Qwen3.8-Flash-Next.
+"""Qwen 4's experimental release (Alibaba 2026): Qwen3.8-Flash-Next.
 
-Unlike Qwen 3.5 with experts: several residual streams instead of norms; layers that attend see only blocks of keys that
-an indexer chooses, by the mean of a block's keys; one layer adds embeddings of the n-grams that end at each token.
+Unlike Qwen 3.5 with experts: several residual streams instead of norms; attention is sparse: an indexer selects blocks
+of keys by their mean; one layer adds embeddings of the n-grams that end at each token.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import NAME as SECTIONS
 from localllm.arch.mrope import with_sections
-from localllm.arch.ngram_embeddings import Ngrams, each_normed, read_ngrams, with_sequences
+from localllm.arch.ngram_embeddings import Ngrams, add_ngram_embeddings, normalize_streams, read_ngrams
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -30,8 +30,8 @@ OF_DELTA = 4  # states of a layer with the delta rule
 class BlockIndexer:
     """An indexer of blocks.
 
-    Heads of an indexer, and the length of each; by layer, of how many tokens a block is, 0 where all keys are seen; how
-    many tokens the selected blocks have together.
+    Its heads and their length; by layer, the tokens of a block, 0 for full attention; the tokens of all selected blocks
+    together.
     """
 
     heads: int
@@ -55,8 +55,8 @@ class Qwen4(Qwen35):
     def of_layer(self, layer: int) -> list[State]:
         """Return one layer's states.
 
-        Keys and values, the keys of blocks and the last ones of an indexer; or what the delta rule keeps, and what
-        sequences of tokens do.
+        An attention layer has keys and values, and the indexer's keys of blocks and of the last tokens; any other has
+        the delta rule's states, and those of the n-gram embeddings.
         """
         state, size = super().states()[layer], self.blocks.sizes[layer]
         if isinstance(state, Recurrent):
@@ -76,7 +76,7 @@ def read(fields: Fields) -> Qwen4:
     if not fields.has(SECTIONS):
         raise fields.wrong(SECTIONS, "four numbers")
     rope = with_sections(fields, heads.rope, mixed=True)
-    if rope.still:
+    if rope.unrotated:
         raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that stand still are not supported here")
     streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
     if not 2 <= streams <= MOST_STREAMS:
@@ -115,23 +115,23 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
         if h.ngrams and h.ngrams.layer == layer:
-            x = with_sequences(b, w, block, h, states[0], x)  # type: ignore[arg-type]
-        y, add = half(b, block, h, x, "hc_attn")
+            x = add_ngram_embeddings(b, w, block, h, states[0], x)  # type: ignore[arg-type]
+        y, add = enter_sublayer(b, block, h, x, "hc_attn")
         x = add(mix(b, block, h, states, y))
-        y, add = half(b, block, h, x, "hc_ffn")
+        y, add = enter_sublayer(b, block, h, x, "hc_ffn")
         x = add(b.add(mixture(b, block, h.routing, y, b.swiglu), gate_output(b, block, y, b.swiglu)))  # type: ignore[arg-type]
     y, _ = mean_of_streams(b, w, h, b.select(x, b.wanted), "output_hc")
     return b.linear(y, w.get("output") or w.token_embd)
 
 
-def half(
+def enter_sublayer(
     b: Builder, w: Weights, h: Qwen4, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
-    """Return the input of a half of a layer, and a function that adds its output to the streams."""
+    """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
     y, normed = mean_of_streams(b, w, h, x, name)
     weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
     weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
-    return y, lambda made: b.add(x, b.mix_streams(made, weights, 1))
+    return y, lambda output: b.add(x, b.mix_streams(output, weights, 1))
 
 
 def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
@@ -139,7 +139,7 @@ def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
 
     The gate of each number is computed from all streams.
     """
-    normed, width = each_normed(b, h, x, w.require(f"{name}_norm").flat()), h.width
+    normed, width = normalize_streams(b, h, x, w.require(f"{name}_norm").flat()), h.width
     narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
     narrow = b.scale(narrow, 1 / h.streams)
     gates = b.linear(b.multiply(narrow, b.sigmoid(narrow)), w.require(f"{name}_up").shaped(h.streams * width, h.rank))
@@ -158,7 +158,7 @@ def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation
 
 
 def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
-    """Select the keys that tokens see, None for all of them.
+    """Select the keys that tokens attend to, None for all of them.
 
     These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated as its
     first token is.
@@ -174,5 +174,5 @@ def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activat
     q = b.rms_norm(b.linear(x, q_proj), q_norm, h.epsilon, dim)
     k = b.linear(x, k_proj)
     k = b.mean(k, last[0], 0) if last else k  # type: ignore[arg-type]
-    k = b.rope(b.rms_norm(k, k_norm, h.epsilon), replace(rope, before=size - 1), b.positions)
+    k = b.rope(b.rms_norm(k, k_norm, h.epsilon), replace(rope, position_offset=size - 1), b.positions)
     return b.select_keys(b.rope(q, rope, b.positions), k, None, index, h.blocks.tokens // size, size)  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """RWKV 6 "Finch" (Peng et al. 2024, arXiv 2404.05892), and QRWKV 6 (Recursal 2024), with the network of Qwen 2.5.
 
-How much of the previous token is mixed into a token depends on both tokens. In QRWKV 6 heads share keys and values,
-keys are weaker the more slowly their rows decay, and a token reads what it writes itself like what earlier ones wrote
-(Yang et al. 2023).
+The interpolation weights between a token and the previous one depend on both. In QRWKV 6, heads share keys and values,
+keys are scaled by 1 - decay, and the current token has no separate weight (gated linear attention: Yang et al. 2023).
 """
 
 from localllm.arch.layer_state import Recurrent
@@ -11,7 +10,7 @@ from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, read_rwkv, rwkv_decode
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
-USES = "wkvrg"  # what a token is mixed for: decay, key, value, receptance, gate
+USES = "wkvrg"  # interpolated inputs: of decay, key, value, receptance, gate
 
 
 def read(fields: Fields) -> Rwkv:
@@ -25,7 +24,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
 
 
 def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
-    """Return the token, mixed with the one before it, for each use."""
+    """Interpolate each token with the one before it, once for each of USES."""
     before, rank = b.previous(x, state, 1), h.ranks[0]
     y = b.linear(b.lerp(x, before, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
     y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))
@@ -37,7 +36,7 @@ def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    """Compute the heads' outputs, through a gate."""
+    """Compute the heads' gated outputs."""
     xw, xk, xv, xr, xg = mixtures(b, w, h, state, x)
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
     y = b.softcap(b.linear(xw, w.time_mix_decay_w1.shaped(h.ranks[1], h.width)), 1.0)
@@ -63,7 +62,7 @@ def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
 
 
 def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    """Apply the feed-forward network, through a gate."""
+    """Apply the gated feed-forward network."""
     before = b.previous(x, state, 2)
     gate = b.sigmoid(b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_r")), w.channel_mix_receptance))
     y = b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_k")), w.channel_mix_key)

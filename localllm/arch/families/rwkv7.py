@@ -1,7 +1,7 @@
 """RWKV 7 "Goose" (Peng et al. 2025, arXiv 2503.14456), and ARWKV (Lin et al. 2025), with the network of Qwen 2.5.
 
-Unlike RWKV 6: a head's state also loses what a key of its own reads of it, and how much is learned in the context;
-values are mixed with those of the first layer.
+Unlike RWKV 6: the state is updated by a delta rule: the value at a removal key is taken out, at a rate that depends on
+the token; values are interpolated with those of the first layer.
 """
 
 from localllm.arch.layer_state import Recurrent
@@ -12,7 +12,7 @@ from localllm.arch.weights import Weights
 
 RANKS = [f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")]
 SLOWEST = -0.606531  # the logarithm of the fastest decay, e^-0.5
-TINY = 1e-24  # below a key's square
+TINY = 1e-24  # epsilon of the keys' L2 norm
 
 
 def read(fields: Fields) -> Rwkv:
@@ -31,7 +31,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
-    """Compute the heads' outputs, with the last token, through a gate."""
+    """Compute the heads' gated outputs."""
     before, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
     xr, xw, xk, xv, xa, *xg = (b.lerp(x, before, by) for by in lerps(w, h, "rwkvag" if gate else "rwkva"))
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
@@ -43,7 +43,7 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
         v = b.add(v, b.multiply(b.add(first[0], b.scale(v, -1.0)), by))
     else:
         first.append(v)
-        rank = w.time_mix_v1.shape[0]  # of what the first layer has for nothing
+        rank = w.time_mix_v1.shape[0]  # of tensors that the first layer does not use
         b.ignore(
             w.time_mix_v0.shaped(h.width), w.time_mix_v1.shaped(rank, h.width), w.time_mix_v2.shaped(h.width, rank)
         )

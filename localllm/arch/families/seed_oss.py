@@ -1,7 +1,7 @@
 """Seed-OSS (ByteDance 2025).
 
 Unlike llama: rotated pairs are half a head apart; queries, keys and values have biases; the norm before the
-feed-forward network goes by the name of one after attention.
+feed-forward network is named post_attention_norm.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv

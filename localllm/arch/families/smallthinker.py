@@ -1,7 +1,7 @@
 """SmallThinker (Song et al. 2025, arXiv 2507.20984).
 
-Unlike llama: rotated pairs are half a head apart; three of four layers see a window, the first one of four sees all and
-has no RoPE; what goes into a layer chooses its experts, before attention; their gates are ReLUs.
+Unlike llama: rotated pairs are half a head apart; three of four layers have a sliding window, the first one of four has
+full attention without RoPE; the router reads the layer's input, before attention; experts' gates are ReLUs.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
@@ -14,15 +14,16 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-WINDOW = 4096  # of any file that has one, as in llama.cpp
+WINDOW = 4096  # for every file with a window, as in llama.cpp
 PERIOD = 4
 
 
 @frozen
 class SmallThinker(LocallyRotated):
     def rope(self, layer: int) -> Rope | None:
-        turns = layer % PERIOD or self.layers == PERIOD or not any(self.windows)  # four layers all do, in llama.cpp
-        return super().rope(layer) if turns else None
+        # In a model of four layers all have RoPE, as in llama.cpp.
+        rotates = layer % PERIOD or self.layers == PERIOD or not any(self.windows)
+        return super().rope(layer) if rotates else None
 
 
 def read(fields: Fields) -> SmallThinker:

@@ -1,7 +1,7 @@
 """Spark 2.5 (iFLYTEK 2026).
 
-Unlike llama: layers with a window rotate in their own way; a gate for each head; GELU in the gates of the feed-forward
-network; rotated pairs are half the rotated numbers apart.
+Unlike llama: layers with a window have another RoPE; a gate for each head; GELU in the gates of the feed-forward
+network; rotated pairs are half the rotated dimensions apart.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_wider_local_rope, read_windows

@@ -1,6 +1,6 @@
 """StableLM 1.6B, 3B and 2 (Bellagente et al. 2024, arXiv 2402.17834), Orion 14B (arXiv 2401.12246).
 
-Unlike llama: layer norms; rotated pairs are half the rotated numbers apart, and leave the end of a head; queries, keys
+Unlike llama: layer norms; RoPE rotates only the beginning of a head, in pairs half of that apart; queries, keys
 and values may have biases. The 12B model normalizes each head of queries and keys, and its feed-forward network reads
 what attention reads.
 """

@@ -1,8 +1,8 @@
 """Step 3.5 (StepFun 2026).
 
-Unlike llama: layers with a window have heads and a rotation of their own, the others rotate half a head; a gate for
-each head; heads of queries and keys are normalized; layers with experts, next to a shared one, whose gates may be
-limited; rotated pairs are half the rotated numbers apart.
+Unlike llama: layers with a window have heads and RoPE of their own, the others rotate half a head; a gate for each
+head; heads of queries and keys are normalized; some layers have experts and a shared one, with gates that may be
+clamped; rotated pairs are half the rotated dimensions apart.
 """
 
 from dataclasses import replace
@@ -19,12 +19,12 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
-LEAST_LIMIT = 0.3  # below, it would cut what SiLU makes of negative numbers
+LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
 
 @frozen
 class Step35(LocallyRotated):
-    """The hyperparameters with, by layer, the limits of gates and inputs, 0 for none.
+    """The hyperparameters with, by layer, the limits of gates and up projections, 0 for none.
 
     expert_limits: of experts. limits: of the other feed-forward networks.
     """
@@ -54,7 +54,7 @@ def read(fields: Fields) -> Step35:
 
 
 def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
-    """Return one for each layer, or for all. Raises ModelError."""
+    """Read one limit for each layer, or one for all. Raises ModelError."""
     if isinstance(fields.raw(name), np.ndarray):
         limits = fields.array(name, "f", f"{layers} numbers").tolist()
     else:
@@ -68,7 +68,7 @@ def forward(b: Builder, w: Weights, h: Step35) -> Activation:
     """Compute the logits of the wanted tokens."""
     w.require("output")
     factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
-    if factors and factors.shape != (pairs,):  # there are some for whole heads
+    if factors and factors.shape != (pairs,):  # some files have factors for whole heads
         factors = factors.split(pairs, h.local_rope.dims // 2 - pairs)[0]
     return decoder(b, w, h, block, factors=factors)
 
@@ -93,7 +93,7 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
 
 
 def limited_swiglu(b: Builder, limit: float) -> Gate:
-    """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
+    """Apply SwiGLU to inputs clamped to the limit, if there is one."""
     if not limit:
         return b.swiglu
     return lambda gate, up: b.multiply(b.clamp(b.multiply(gate, b.sigmoid(gate)), limit), b.clamp(up, limit))

@@ -3,9 +3,9 @@
 T5: Raffel et al. 2020, arXiv 1910.10683; Flan-T5: Chung et al. 2022, 2210.11416; mT5: 2010.11934; Sentence-T5:
 2108.08877.
 
-Unlike llama: an encoder, whose tokens see later ones, too, reads the text, and a decoder, whose layers also attend to
-the encoder's output, writes the answer. There is no RoPE. Scores get biases by distance, which the first layer has for
-all, and are not scaled. The activation is ReLU, or GELU with a gate.
+Unlike llama: an encoder with bidirectional attention reads the text, and a decoder with cross-attention to the
+encoder's output writes the answer. There is no RoPE. Biases by distance, which all layers share, are added to scores,
+which are not scaled. The activation is ReLU, or GELU with a gate.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
-REACH = 128  # places from which on all distances are alike
+REACH = 128  # all distances from here on share a bias
 
 
 @frozen
@@ -79,7 +79,7 @@ def read(fields: Fields) -> T5:
     start = fields.count("decoder_start_token_id", 0)
     if start >= fields.vocab_size:
         raise fields.wrong("decoder_start_token_id", f"a token, below {fields.vocab_size}")
-    common["context"] *= 2  # as much to read as to write
+    common["context"] *= 2  # the encoder's context and the decoder's
     layers = fields.count("decoder_block_count", common["layers"])
     return T5(**common, decoder_layers=layers, start_token=start)
 
@@ -120,7 +120,7 @@ def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
 
 
 def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **given: Any) -> Activation:
-    """Compute x, and what the heads see; a layer may have biases of its own."""
+    """Add attention's output to x; a layer may have biases of its own."""
     y, own = b.rms_norm(x, w.attn_norm, h.epsilon), given["biases"].get(state.layer, given["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
     y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**given, "biases": own}))
@@ -128,14 +128,14 @@ def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **give
 
 
 def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """Add the network's output to x."""
+    """Add the feed-forward network's output to x."""
     w.ffn_up.shaped(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
 
 
 def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
-    """Return biases by distance for each layer that has some, float32 [heads, 2 * REACH + 1].
+    """Return biases by distance for each layer with a table, float32 [heads, 2 * REACH + 1].
 
     Raises ModelError.
     """
@@ -151,7 +151,7 @@ def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.nd
 
 
 def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
-    """Return a table's numbers by distance. Raises ModelError."""
+    """Look up a table's biases by distance. Raises ModelError."""
     return np.ascontiguousarray(table.flat().vector().reshape(table.shape)[numbers].T)
 
 

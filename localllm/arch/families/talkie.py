@@ -1,8 +1,7 @@
 """Talkie 13B (2026).
 
-Unlike llama: norms have no weights, but that each head of queries has a factor; heads are normalized after their
-rotation; every layer adds the embeddings once more, times a factor; logits have a factor; rotated pairs are half a head
-apart.
+Unlike llama: norms have no weights, but each head of queries has a factor; heads are normalized after RoPE; every layer
+adds the embeddings once more, times a factor; logits have a factor; rotated pairs are half a head apart.
 """
 
 from localllm.arch.attention import Transformer, qkv, rotate_heads
@@ -17,7 +16,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Talkie(Transformer):
-    """Logits are multiplied by their scale."""
+    """The hyperparameters; logit_scale: factor of the logits."""
 
     logit_scale: float
 

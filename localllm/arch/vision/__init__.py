@@ -1,11 +1,14 @@
-"""The vision encoders, one file each; a file's clip.projector_type names the one to use.
+"""The vision encoders, one module each; clip.projector_type in a GGUF file names the module to use.
 
-A family's file has MARKS: control tokens that it needs; `read(fields)`; `prepared(h, picture)`: into which pictures an
-image is cut, and which tokens represent them; `tower(b, w, h, x)`: the transformer, in verbs; `gathered(h, x, grid)`:
-which of its rows become one, in NumPy; and `project(b, w, h, x)`: rows as a language model reads them, in verbs. Gemma
-3's also has `panned(h, picture)`: as `prepare`, with crops.
+Each module has MARKS, the control tokens that it needs, and these functions:
 
-Files are those that llama.cpp writes (mmproj-*.gguf).
+- `read(fields)`: read the hyperparameters.
+- `prepare(h, picture)`: cut an image into pictures, and name the tokens that represent them.
+- `tower(b, w, h, x)`: the transformer, in verbs.
+- `gather(h, x, grid)`: merge neighbouring patches into one row, in NumPy.
+- `project(b, w, h, x)`: project to the width of the language model's embeddings, in verbs.
+
+Gemma 3's also has `panned(h, picture)`: `prepare` with pan-and-scan crops. Files are llama.cpp's mmproj-*.gguf.
 """
 
 from importlib import import_module
@@ -28,14 +31,14 @@ FAMILIES = {
     "qwen2.5vl_merger": "qwen2vl",
     "qwen3vl_merger": "qwen3vl",
 }
-KINDS = "mmproj", "model"  # what files with a projector say that they are
-CLIP = "clip"  # and their architecture, whatever it is
+KINDS = "mmproj", "model"  # values of general.type in files with a projector
+CLIP = "clip"  # the value of general.architecture in all of them
 
 
 def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
-    """Return the family's module, and its hyperparameters.
+    """Return a projector's module and its hyperparameters.
 
-    Raises ModelError for what is no projector or is not supported.
+    Raises ModelError for another kind of file, UnsupportedError for a projector that is not supported.
     """
     if require_general(file, KINDS) != CLIP:
         raise ModelError(f"{file.path}: this is a language model, not a vision projector (mmproj)")

@@ -1,7 +1,7 @@
 """Encoders of pictures of any size.
 
-An image keeps its aspect ratio; its sides are rounded to whole rows of the language model, with narrow black bars to
-fill the difference.
+An image keeps its aspect ratio; each side is rounded to a multiple of patch * merge, and narrow black bars fill the
+difference.
 """
 
 from typing import Any, ClassVar
@@ -12,14 +12,11 @@ from localllm.arch.metadata import Fields
 from localllm.arch.vision.hyperparameters import Vision, read_vision
 from localllm.arch.vision.resizing import BICUBIC, Picture, Pixels, Size, whole_size, with_bars
 
-MOST_MERGED = 4  # patches, on each side
+MOST_MERGED = 4  # patches on a side
 
 
 class AnySize(Vision):
-    """An encoder whose pictures have at least `least` rows in the language model.
-
-    A square one has at most `square` on each side.
-    """
+    """An encoder of pictures with `least` to square * square rows in the language model."""
 
     least: ClassVar[int]
     square: ClassVar[int]
@@ -33,8 +30,8 @@ class AnySize(Vision):
         return self.square * self.merge, self.square * self.merge
 
     @property
-    def axes_of_pairs(self) -> tuple[int, ...]:
-        """The first half of a head's pairs turns by rows, the second one by columns."""
+    def pair_axes(self) -> tuple[int, ...]:
+        """The axis that rotates each pair: height for the first half of a head, width for the second one."""
         quarter = self.head_dim // 4
         return (1,) * quarter + (2,) * quarter
 
@@ -43,20 +40,20 @@ class AnySize(Vision):
         return with_bars(picture, self.whole_size(picture.size), BICUBIC)
 
     def whole_size(self, size: Size) -> Size:
-        """Return the nearest one of whole rows of the language model."""
+        """Return the nearest size whose sides are multiples of patch * merge, within the limits."""
         unit = self.patch * self.merge
         return whole_size(size, unit, Pixels(self.least * unit**2, self.square**2 * unit**2))
 
-    def turns(self, grid: tuple[int, int]) -> np.ndarray:
+    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         y, x = np.indices(grid).reshape(2, -1)
         return np.stack([np.zeros_like(y), y, x], axis=1)
 
 
 def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
-    """Return the arguments that all of these have. Raises ModelError. merge: if the file does not say it."""
+    """Read the fields that all of these encoders have. Raises ModelError. merge: the default."""
     found = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
     if found["merge"] > MOST_MERGED:
         raise fields.error(f"patches merged by {found['merge']} are not supported, {MOST_MERGED} is the most")
     if found["width"] // found["heads"] % 4:
-        raise fields.error(f"heads of {found['width'] // found['heads']} numbers cannot turn by rows and columns")
+        raise fields.error(f"heads of {found['width'] // found['heads']} numbers cannot be rotated by rows and columns")
     return found

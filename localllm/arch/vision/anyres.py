@@ -1,10 +1,10 @@
 """LLaVA 1.6's images (Liu et al. 2024, https://llava-vl.github.io/blog/2024-01-30-llava-next/).
 
-All of an image in one square, and tiles of it, at the size of a few in which it fits best.
+An image becomes one square of all of it, and tiles of it at the allowed size that fits best.
 
-As it was trained, and as Hugging Face's transformers does it: all of it comes first, then the rows of the tiles line by
-line, without those of the black bars, each line with an embedding of its own after it. llama.cpp has the tiles first,
-one after the other as they are, and an image that is no larger than a square in one.
+As in training and in Hugging Face's transformers, the square comes first, then the rows of the tiles line by line,
+without those of the black bars, each line followed by the newline embedding. llama.cpp has the tiles first, one after
+the other as they are, and an image that is no larger than a square in one.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 
 MOST_TILES = 36
-NEWLINES = "v.image_newline", "model.image_newline"  # names of the embedding behind a line; the second one in old files
+NEWLINES = "v.image_newline", "model.image_newline"  # names of the newline embedding; the second one in old files
 UNPADDED = "spatial_unpad"
 
 
@@ -27,8 +27,8 @@ class Anyres(NamedTuple):
     """The rules for cutting images.
 
     Attributes:
-        sizes: in pixels, whole tiles; an image is resized to the best of them; none: it is not cut.
-        is_unpadded: whether the tiles' rows are put together to lines; else they are one after the other.
+        sizes: allowed sizes in pixels, multiples of a tile; an image is resized to the best one; (): it is not cut.
+        is_unpadded: order rows line by line across tiles, without the bars; otherwise tile by tile.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -75,7 +75,7 @@ def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, new
 
 
 def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
-    """Return the rows of patches [lines, columns, width] without those of the bars around an image of that size."""
+    """Return a grid of rows [lines, columns, width] without those of the bars around an image of that size."""
     lines, columns = grid.shape[:2]
     if size[0] / size[1] > columns / lines:
         bar = (lines - int(round(size[1] * (columns / size[0]), 7))) // 2

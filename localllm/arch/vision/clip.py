@@ -1,13 +1,12 @@
 """CLIP (Radford et al. 2021, arXiv 2103.00020).
 
-A picture and a text as vectors of one space, by an encoder for each.
+Two encoders embed pictures and texts as vectors of the same space.
 
 Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.cpp's legacy converter writes, too:
 `general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
 tensors below `t.` and `v.`, and a projection after each. llama.cpp itself reads no text encoder.
 
-Of a text, tokens see those before them, and the last one's row becomes the vector; of a picture it is the row of a
-token that stands for all of it.
+The text encoder is causal, and the last token's row becomes the vector; of a picture it is the row of the class token.
 """
 
 from typing import ClassVar, NamedTuple
@@ -58,7 +57,7 @@ class ClipText(Vision):
         return self.context
 
     @property
-    def columns(self) -> int:
+    def input_width(self) -> int:
         return self.width
 
 
@@ -70,7 +69,7 @@ class Towers(NamedTuple):
 
 
 def is_pair(file: GGUFFile) -> bool:
-    """Return whether a file has an encoder for texts next to that for pictures."""
+    """Return whether a file has a text encoder besides the image encoder."""
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 
@@ -97,7 +96,7 @@ def read_pair(file: GGUFFile) -> Towers:
 
 
 def prepare(h: ClipVision, picture: Picture) -> Picture:
-    """Return the square in the middle, the shorter side of the picture as long as it."""
+    """Resize the shorter side to the encoder's and crop the square in the middle."""
     columns, rows = picture.size
     shorter = min(columns, rows)
     columns, rows = (int(h.side * length / shorter) for length in (columns, rows))
@@ -106,19 +105,19 @@ def prepare(h: ClipVision, picture: Picture) -> Picture:
 
 
 def see(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
-    """Compute a row for the whole picture and one for each patch, of patches."""
+    """Compute a row for the class token and one for each patch."""
     v = w.part("v.")
     x = b.add(b.linear(x, as_matrix(v.patch_embd, h.pixels)), b.embed_positions(positions(b, v), b.positions))
     return transformer(b, v, h, b.layer_norm(x, with_bias(v.pre_ln), h.epsilon), h.layers)
 
 
 def vector_of_picture(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
-    """Project the row for the whole picture."""
+    """Project the class token's row."""
     return b.linear(b.layer_norm(x, with_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
 
 
 def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
-    """Compute a row for each token, of embeddings with those of their positions."""
+    """Compute a row for each token; x: the embeddings of tokens plus those of positions."""
     t = w.part("t.")
     b.ignore(t.token_embd, t.position_embd)
     for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):

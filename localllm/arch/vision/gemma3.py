@@ -1,7 +1,7 @@
-"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786): SigLIP, whose patches are averaged in squares.
+"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786): SigLIP, with the mean of each square of patches.
 
-A picture is made square, 896 pixels wide, whatever its shape; its 256 rows see each other in the language model.
-With the option pan-and-scan, crops of a long picture follow, as Hugging Face's transformers has them.
+A picture of any shape is stretched to a square, 896 pixels wide; its 256 rows attend to each other in the language
+model. With the option pan-and-scan, crops of a long picture follow, as in Hugging Face's transformers.
 """
 
 from typing import ClassVar
@@ -17,9 +17,9 @@ from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 MARKS = "<start_of_image>", "<end_of_image>"
-BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # of a picture that has crops, and of each of them
-LEAST_CROP, MOST_CROPS = 256, 4  # pixels on each side; of a picture
-LEAST_RATIO = 1.2  # of the longer side to the shorter one, of a picture that is cut
+BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # around a picture that has crops, and around each crop
+LEAST_CROP, MOST_CROPS = 256, 4  # pixels on a crop's side; crops of a picture
+LEAST_RATIO = 1.2  # of the longer side to the shorter one; pictures below it have no crops
 tower = siglip
 
 
@@ -34,13 +34,13 @@ def read(fields: Fields) -> Gemma3Vision:
 
 
 def prepare(h: Vision, picture: Picture) -> Prepared:
-    """Return one square, between marks."""
+    """Prepare one square, between control tokens."""
     square = resize(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
 
 def panned(h: Vision, picture: Picture) -> Prepared:
-    """Prepare a picture with pan-and-scan: its square and one of each crop, with words around.
+    """Prepare a picture with pan-and-scan: its square and one of each crop, introduced by words.
 
     A picture that is not long enough to be cropped has only its square.
     """
@@ -72,7 +72,7 @@ def crops(size: Size) -> list[tuple[int, int, int, int]]:
 
 
 def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Compute the mean of each square of patches; those that fill none are left out."""
+    """Compute the mean of each square of patches, without incomplete squares at the borders."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     whole = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
     return in_squares(whole, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)

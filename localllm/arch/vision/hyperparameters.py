@@ -12,16 +12,16 @@ from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-MOST_SIDE = 1 << 14  # pixels: of a picture that an encoder sees
+MOST_SIDE = 1 << 14  # pixels on a side of an encoder's picture
 
 
 class Prepared(NamedTuple):
     """An image, ready to be encoded.
 
     Attributes:
-        pictures: that the encoder sees, each on its own.
-        parts: the tokens that represent the image: texts, which may name control tokens, and numbers of pictures,
-            as `Vision.arranged` has put them together.
+        pictures: the encoder's inputs, each encoded on its own.
+        parts: the image in the prompt: texts, which may name control tokens, and numbers, each of which stands for the
+            rows at that place in what `Vision.arrange` returns.
     """
 
     pictures: list[Picture]
@@ -33,13 +33,13 @@ class Vision:
     """A vision transformer and its projector.
 
     Attributes:
-        kind: of the projector, as the file calls it.  path: of the file.
+        kind: the projector's type, as in the file.  path: the file.
         width: of the residual stream.  hidden: of the feed-forward network.  epsilon: of the norms.
-        side: of the picture that it was trained for, pixels.  patch: of a patch.
-        merge: patches on each side that become one row.
-        out: numbers of a row, those of the language model's embeddings.
+        side: of the pictures that it was trained on, in pixels.  patch: side of a patch, in pixels.
+        merge: squares of merge * merge patches become one row of the language model.
+        out: width of such a row, that of the language model's embeddings.
         activation: of the feed-forward network: gelu, silu or gelu_quick.
-        mean, deviation: of red, green and blue, by which pixels from 0 to 1 are normalized.
+        mean, deviation: of red, green and blue, to normalize pixels from 0 to 1.
     """
 
     kind: str
@@ -58,13 +58,13 @@ class Vision:
     deviation: tuple[float, ...]
 
     vocab_size: ClassVar[int] = 0
-    exact: ClassVar[bool] = False  # whether gelu is by erf
-    lookahead: ClassVar[int] = FULL_ATTENTION  # how many rows behind it a row sees
-    sees_ahead: ClassVar[bool] = False  # whether the language model lets tokens of an image see those behind them
+    exact: ClassVar[bool] = False  # compute GELU by erf, not by tanh
+    lookahead: ClassVar[int] = FULL_ATTENTION  # how many later rows a row attends to
+    sees_ahead: ClassVar[bool] = False  # in the language model, an image's tokens also attend to its later ones
 
     @property
     def rms(self) -> bool:
-        """Return whether norms are without mean and bias."""
+        """Return whether norms are RMS norms, not layer norms."""
         return False
 
     @property
@@ -73,17 +73,17 @@ class Vision:
 
     @property
     def pixels(self) -> int:
-        """Numbers of a patch."""
+        """The numbers of a patch in RGB."""
         return 3 * self.patch * self.patch
 
     @property
-    def columns(self) -> int:
-        """Numbers of what the encoder is given of a patch."""
+    def input_width(self) -> int:
+        """The width of the encoder's input rows."""
         return self.pixels
 
     @property
     def row_width(self) -> int:
-        """Numbers in a row of the encoder's output."""
+        """The width of the projector's output rows."""
         return self.out
 
     @property
@@ -97,41 +97,41 @@ class Vision:
         return self.side // self.patch, self.side // self.patch
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        """Compute the encoder's input for a picture, float32 [patches, columns]."""
+        """Compute the encoder's input for a picture, float32 [patches, input_width]."""
         return pixels_of(self, picture)
 
     def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
-        """Return a picture's rows as the language model reads them, with others between that its family has."""
+        """Return a picture's rows with the embeddings that the family inserts, such as line breaks."""
         return rows
 
     def arrange(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
-        """Arrange the rows of an image's pictures, those of several together if the family has them so."""
+        """Arrange the rows of an image's pictures; a family may merge those of several pictures into one array."""
         return rows
 
-    def axes(self, picture: Picture) -> np.ndarray | None:
-        """Return the positions of a picture's rows, int64 [rows, 3]: time, height and width.
+    def mrope_positions(self, picture: Picture) -> np.ndarray | None:
+        """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3]: time, height, width.
 
-        None means that they follow one another.
+        None means consecutive positions, as of text.
         """
         return None
 
-    def turns(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Return the rotary positions of an encoder's rows, int64 [rows, 3]: time, height and width.
+    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray | None:
+        """Return the RoPE positions of the patches in the encoder, int64 [patches, 3]: time, height, width.
 
-        None means that they are not rotated.
+        None means an encoder without RoPE.
         """
         return None
 
     def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Return the ends of the windows, int64, for layers that see only one; None: there are none."""
+        """Return where each attention window ends, as row numbers, int64; None for an encoder without windows."""
         return None
 
     def windowed(self, layer: int) -> bool:
-        """Return whether a layer's rows see those of their window only."""
+        """Return whether a layer's rows attend only to their own window."""
         return False
 
     def states(self) -> Sequence[Paged]:
-        """Return keys and values of every layer."""
+        """Return the state of every layer: keys and values."""
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
     def grid(self, picture: Picture) -> tuple[int, int]:
@@ -141,9 +141,10 @@ class Vision:
 
 
 def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any]:
-    """Return the arguments that all encoders have.
+    """Read the fields that all encoders have. Raises ModelError.
 
-    Raises ModelError. merge: if the file does not say it; kind: where the file has no projector.
+    merge: the default of a file without vision.projector.scale_factor.  kind: if given, instead of the file's projector
+    type.
     """
     heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
     if width % heads:
@@ -178,7 +179,7 @@ def projector_type(fields: Fields) -> str:
 
 
 def read_activation(fields: Fields) -> str:
-    """Apply the feed-forward network's function: without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
+    """Read the feed-forward network's activation; without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
     found = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
     if len(found) > 1:
         raise fields.error("clip.use_gelu and clip.use_silu are both true")
@@ -186,7 +187,7 @@ def read_activation(fields: Fields) -> str:
 
 
 def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
-    """Return three numbers, for red, green and blue. Raises ModelError."""
+    """Read three numbers, for red, green and blue. Raises ModelError."""
     numbers = fields.array(name, "f", "three numbers")
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
         raise fields.wrong(name, f"three numbers from {least:g} up")
@@ -196,7 +197,7 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
 def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
     """Return a picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch].
 
-    Pixels are ordered by colour channel, as the weights of a convolution are.
+    A patch has all its red numbers first, then green, then blue, as the weights of a convolution.
     """
     numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32)
     numbers /= np.float32(255)
@@ -208,9 +209,9 @@ def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
 
 
 def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
-    """Group a grid's rows by squares of `side` * `side`: [squares, side * side, numbers of a row].
+    """Group a grid's rows by squares of `side` * `side`: [squares, side * side, width].
 
-    Squares that a grid does not fill are filled with zeros.
+    The grid is padded with zeros to whole squares.
     """
     rows, columns = grid
     x = x.reshape(rows, columns, -1)

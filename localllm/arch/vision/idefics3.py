@@ -1,8 +1,8 @@
 """Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299).
 
-The encoder is SigLIP, with squares of patches concatenated to one row. An image is first resized to the length that the
-file gives (`preproc_image_size`) and cut into squares of the side that the encoder was trained for; after them comes
-the whole image as one more square.
+The encoder is SigLIP, with squares of patches concatenated to one row. An image's longer side is first resized to the
+length in the file (`preproc_image_size`); the image is cut into squares of the encoder's side, which the whole image
+follows as one more square.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def read(fields: Fields) -> Idefics3:
 
 
 def prepare(h: Idefics3, picture: Picture) -> Prepared:
-    """Return the squares, row by row, each with its place, and then all of it."""
+    """Prepare the tiles row by row, each after the token of its row and column, and then the whole image."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
         picture = resize(picture, fit_size(picture.size, h.longest), LANCZOS)
@@ -53,7 +53,7 @@ def prepare(h: Idefics3, picture: Picture) -> Prepared:
 
 
 def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Return an image's size with its longer side so long, the other one even."""
+    """Return an image's size scaled to that longer side, the other side even."""
     columns, rows = size
     ratio = columns / rows
     if columns >= rows:

@@ -1,10 +1,10 @@
 """InternVL 2.5, 3 and 3.5 (Zhu et al. 2025, arXiv 2504.10479).
 
-A vision transformer of theirs, of whose patches squares are put one after the other, then a norm and two matrices.
+InternViT, whose patches are concatenated in squares, then a norm and two matrices.
 
-A large image is cut in tiles of the side that the encoder was trained for; after them comes all of it as one more. As
-in Hugging Face's transformers the token that stands for the whole picture (`class_embd`) comes first; llama.cpp puts it
-after the patches, so that each of these has its neighbour's position.
+A large image is cut into tiles of the encoder's side, which the whole image follows as one more. As in Hugging Face's
+transformers the class token (`class_embd`) comes first; llama.cpp puts it after the patches, so that each patch gets
+its neighbour's position.
 """
 
 from typing import ClassVar
@@ -45,7 +45,7 @@ class InternVision(Vision):
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        """Return the patches, after zeros for the token of the whole picture."""
+        """Return the patches after zeros for the class token."""
         return with_whole(self, picture)
 
 
@@ -60,14 +60,14 @@ def read(fields: Fields) -> InternVision:
 
 
 def prepare(h: InternVision, picture: Picture) -> Prepared:
-    """Return the tiles, row by row, and then all of it, between marks."""
+    """Prepare the tiles row by row and then the whole image, between control tokens."""
     tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
     whole = resize(picture, (h.side, h.side), BICUBIC)
     return Prepared([*tiles, whole], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
-    """Compute a row for the whole picture and one for each patch."""
+    """Compute a row for the class token and one for each patch."""
     v = w.part("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
     return transformer(b, v, h, x, h.layers)

@@ -1,9 +1,9 @@
 """LFM2-VL (Liquid AI 2025, arXiv 2511.23404): SigLIP 2 (Tschannen et al. 2025, 2502.14786), for any picture size.
 
-A table of positions for a square picture is stretched. Squares of patches are put one after the other.
+Learned positions for a square picture are interpolated, and squares of patches are concatenated.
 
-An image of up to 512 rows is one picture, stretched to whole rows; a larger one is cut in tiles of 512 pixels, with
-black bars; after them comes all of it as one more.
+An image of up to 512 rows is one picture, stretched to whole rows; a larger one, with black bars, is cut into tiles of
+512 * 512 pixels, which the whole image follows as one more picture.
 """
 
 from typing import ClassVar
@@ -42,8 +42,8 @@ class Lfm2Vision(AnySize):
         return self.most_grid[0] ** 2
 
     @property
-    def columns(self) -> int:
-        """A patch, and its position."""
+    def input_width(self) -> int:
+        """The width of a patch and its position embedding."""
         return self.pixels + self.width
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -63,7 +63,7 @@ def read(fields: Fields) -> Lfm2Vision:
 
 
 def prepare(h: Lfm2Vision, picture: Picture) -> Prepared:
-    """Return one picture, or tiles row by row and all of it, between marks."""
+    """Prepare one picture, or its tiles row by row and then the whole image, between control tokens."""
     begin, end, thumbnail = MARKS
     if not is_large(h, picture.size):
         return Prepared([h.fit(picture)], [begin, 0, end])
@@ -101,7 +101,7 @@ def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
     """Compute a row for each patch."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
-    x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.columns))
+    x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.input_width))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 

@@ -1,11 +1,11 @@
 """LLaVA 1.5 and 1.6 (Liu et al. 2023, arXiv 2310.03744).
 
-CLIP (Radford et al. 2021, 2103.00020) up to the layer before its last, and two matrices.
+CLIP (Radford et al. 2021, 2103.00020) up to its second to last layer, then two matrices.
 
-An image is made square by bars of CLIP's mean colour; in 1.6 it is cut (localllm.arch.vision.anyres). As in Hugging
-Face's transformers, all layers of the file count, the token that stands for the whole image (`class_embd`) comes first,
-and GELU is exact. llama.cpp leaves out the file's last layer and puts that token after the patches, so that each of
-these has its neighbour's position.
+An image is padded to a square with CLIP's mean colour; in 1.6 it is cut into tiles (localllm.arch.vision.anyres). As in
+Hugging Face's transformers, all layers of the file are used, the class token (`class_embd`) comes first, and GELU is
+exact. llama.cpp leaves out the file's last layer and puts the class token after the patches, so that each patch gets
+its neighbour's position.
 """
 
 import math
@@ -28,7 +28,7 @@ BARS = 122, 116, 104  # CLIP's mean colour
 
 @frozen
 class Llava(Vision):
-    """The encoder's hyperparameters; seen: the layers whose rows are used.  cuts: how images are cut."""
+    """The encoder's hyperparameters; seen: how many layers are computed.  cuts: how images are cut."""
 
     seen: int
     cuts: Anyres
@@ -39,7 +39,7 @@ class Llava(Vision):
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        """Return the patches, after zeros for the token of the whole picture."""
+        """Return the patches after zeros for the class token."""
         return with_whole(self, picture)
 
     def arrange(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ def read(fields: Fields) -> Llava:
 
 
 def feature_layer(fields: Fields, layers: int) -> int:
-    """Return after how many layers the rows are taken. Raises ModelError."""
+    """Return the layer whose output is used, counted from 1. Raises ModelError."""
     if fields.raw("vision.feature_layer") is None:
         return layers
     chosen = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
@@ -73,14 +73,14 @@ def feature_layer(fields: Fields, layers: int) -> int:
 
 
 def prepare(h: Llava, picture: Picture) -> Prepared:
-    """Return one square, or several whose rows are put together, without marks."""
+    """Prepare one square, or several whose rows follow one another, without control tokens."""
     if h.cuts.sizes:
         return Prepared(squares(picture, h.side, h.cuts), [0])
     return Prepared([with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
 def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
-    """Compute a row for the whole image and one for each patch."""
+    """Compute a row for the class token and one for each patch."""
     v = w.part("v.")
     x = b.linear(x, as_matrix(v.patch_embd, h.pixels))
     x = b.add(x, b.embed_positions(positions(b, v), b.positions))
@@ -92,7 +92,7 @@ def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
 
 
 def positions(b: Builder, v: Weights) -> Weight:
-    """Return the table of positions; its first row includes the embedding of the class token, which has no pixels."""
+    """Return the table of positions, with the class token's embedding added to its first row."""
     table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
     b.ignore(table, whole)
     if len(table.shape) != 2:
@@ -106,7 +106,7 @@ def positions(b: Builder, v: Weights) -> Weight:
 
 
 def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return the patches' rows."""
+    """Return the patches' rows, without the class token's."""
     return x[1:]
 
 

@@ -1,7 +1,7 @@
 """Pixtral (Agrawal et al. 2024, arXiv 2410.07073) and Mistral Small 3.1 and later.
 
-Pictures of any size, whose patches turn by their rows and columns; in the newer ones squares of patches become one row.
-Each line of the picture but the last one ends with a row of its own, the embedding of [IMG_BREAK].
+Pictures have any size, with two-dimensional RoPE; the newer models merge squares of patches into one row. Each line of
+the picture but the last one ends with the embedding of [IMG_BREAK].
 """
 
 from typing import ClassVar
@@ -34,10 +34,10 @@ class Pixtral(AnySize):
 
     @property
     def rope(self) -> Rope:
-        """Pairs that turn by rows have the speeds of every other one, those by columns the speeds between."""
-        pairs = self.head_dim // 2
-        speeds = (*range(0, pairs, 2), *range(1, pairs, 2))
-        return Rope(self.head_dim, self.head_dim, interleaved=True, speeds=speeds, axes=self.axes_of_pairs)
+        """Return the RoPE: pairs rotated by rows have the frequencies of even pairs, those by columns of odd pairs."""
+        half = self.head_dim // 2
+        pairs = (*range(0, half, 2), *range(1, half, 2))
+        return Rope(self.head_dim, self.head_dim, interleaved=True, frequency_pairs=pairs, pair_axes=self.pair_axes)
 
     def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         lines = rows.reshape(grid[0] // self.merge, grid[1] // self.merge, -1)
@@ -64,7 +64,7 @@ def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
 
 
 def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return the patches of each square as one row, their first numbers first."""
+    """Return each square of patches as one row, interleaved: the first number of every patch, then the second, ..."""
     squares = in_squares(x, grid, h.merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)
 

@@ -1,4 +1,4 @@
-"""Tables of positions, of a square picture, for pictures of other sizes."""
+"""Learned positions of a square picture, interpolated for pictures of other sizes."""
 
 import math
 from collections.abc import Callable
@@ -10,24 +10,24 @@ from localllm.arch.vision.vit import numbers_of
 from localllm.arch.weights import Weight
 from localllm.errors import ModelError
 
-Blend = Callable[[int, int], np.ndarray]  # of how many places, how many there are: float64 [wanted, there]
+Blend = Callable[[int, int], np.ndarray]  # (wanted, there) -> weights of the table's positions, float64 [wanted, there]
 
 
 def interpolate_table(table: Weight, grid: tuple[int, int], blend: Blend) -> np.ndarray:
-    """Return rows for a grid of patches, float32 [rows, columns, width], of a table for a square one."""
+    """Interpolate a square picture's table for a grid of patches: float32 [rows, columns, width]."""
     numbers, side = numbers_of(table), math.isqrt(table.shape[0])
     y, x = (blend(count, side) for count in grid)
     return np.einsum("ys,xt,stc->yxc", y, x, numbers.reshape(side, side, -1), optimize=True).astype(np.float32)
 
 
 def by_corners(wanted: int, there: int) -> np.ndarray:
-    """Interpolate so that the first and the last position stay."""
+    """Compute weights that keep the first and the last position (align_corners=True)."""
     places = np.linspace(0, there - 1, wanted) if wanted > 1 else np.zeros(1)
     return np.maximum(1 - np.abs(places[:, None] - np.arange(there)), 0)
 
 
 def by_areas(wanted: int, there: int) -> np.ndarray:
-    """Interpolate between middles; with fewer positions, average all that become one."""
+    """Compute weights between the middles of patches; to fewer positions, average (align_corners=False, antialias)."""
     scale = there / wanted
     distances = np.arange(there) + 0.5 - (np.arange(wanted)[:, None] + 0.5) * scale
     found = np.maximum(1 - np.abs(distances) / max(scale, 1), 0)
@@ -35,7 +35,7 @@ def by_areas(wanted: int, there: int) -> np.ndarray:
 
 
 def use_square_table(b: Builder, table: Weight, width: int) -> None:
-    """Mark the table as used, since no verb uses it. Raises ModelError if it is not of a square picture."""
+    """Mark the table as used, though no verb reads it. Raises ModelError if it is not of a square picture."""
     b.ignore(table)
     if len(table.shape) != 2 or math.isqrt(table.shape[0]) ** 2 != table.shape[0] or table.shape[1] != width:
         raise ModelError(f"tensor {table.name} should be for a square, {width} wide, is {list(table.shape)}")

@@ -1,7 +1,6 @@
 """Qwen2-VL (Wang et al. 2024, arXiv 2409.12191) and Qwen2.5-VL (Bai et al. 2025, 2502.13923).
 
-Pictures of any size, whose patches turn by their rows and columns; in the newer one most layers see windows of the
-picture.
+Pictures have any size, with two-dimensional RoPE; in Qwen2.5-VL most layers attend within windows of the picture.
 """
 
 from typing import ClassVar
@@ -26,7 +25,7 @@ WINDOW = 112  # pixels, on each side
 class Qwen2Vision(AnySize):
     """The encoder's hyperparameters.
 
-    pattern: every `pattern`-th layer sees the whole picture, the others windows of it; 0: all see it.
+    pattern: every `pattern`-th layer attends to the whole picture, the others within windows; 0: no windows.
     """
 
     pattern: int
@@ -41,8 +40,8 @@ class Qwen2Vision(AnySize):
     @property
     def rope(self) -> Rope:
         """Return the RoPE: both halves of the pairs have every second frequency."""
-        speeds = tuple(range(0, self.head_dim // 2, 2)) * 2
-        return Rope(self.head_dim, self.head_dim, interleaved=False, speeds=speeds, axes=self.axes_of_pairs)
+        pairs = tuple(range(0, self.head_dim // 2, 2)) * 2
+        return Rope(self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes)
 
     def windowed(self, layer: int) -> bool:
         return bool(self.pattern) and (layer + 1) % self.pattern != 0
@@ -62,7 +61,7 @@ class Qwen2Vision(AnySize):
         y, x = self.places(grid).T
         return pixels_of(self, picture)[y * grid[1] + x]
 
-    def turns(self, grid: tuple[int, int]) -> np.ndarray:
+    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         return np.pad(self.places(grid), ((0, 0), (1, 0)))
 
     def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
@@ -72,7 +71,7 @@ class Qwen2Vision(AnySize):
         changes = np.flatnonzero((np.diff(found, axis=0) != 0).any(axis=1)) + 1
         return np.append(changes, len(found))
 
-    def axes(self, picture: Picture) -> np.ndarray:
+    def mrope_positions(self, picture: Picture) -> np.ndarray:
         rows, columns = (length // self.merge for length in self.grid(picture))
         y, x = np.indices((rows, columns)).reshape(2, -1)
         return np.stack([np.zeros_like(y), y, x], axis=1)
@@ -89,7 +88,7 @@ def read(fields: Fields) -> Qwen2Vision:
 
 
 def prepare(h: Qwen2Vision, picture: Picture) -> Prepared:
-    """Return one picture, between marks."""
+    """Prepare one picture, between control tokens."""
     return Prepared([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
 
 
@@ -101,13 +100,13 @@ def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
 
 
 def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """Compute a row for each patch, of two frames of a film that are the same."""
+    """Embed patches as two equal frames of a video, with a convolution for each frame."""
     first, second = (as_matrix(weight, h.pixels) for weight in (v.patch_embd, v.exactly("patch_embd.weight.1")))
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
 def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return the patches of each square as one row, in the order of the picture."""
+    """Return each square of patches as one row, in the order of the picture instead of that of its windows."""
     together = h.merge**2
     places = h.places(grid)[::together] // h.merge
     rows = np.empty((len(x) // together, together * x.shape[1]), np.float32)

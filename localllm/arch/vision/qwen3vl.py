@@ -1,7 +1,7 @@
 """Qwen3-VL (Bai et al. 2025, arXiv 2511.21631) and the vision encoder of Qwen 3.5.
 
-Unlike Qwen2-VL, it also has a table of positions for a square picture, which is interpolated for others, and it gives
-the first layers of the language model rows from earlier layers of the encoder (DeepStack).
+Unlike Qwen2-VL, it also has learned positions for a square picture, interpolated for other shapes, and it adds rows
+from earlier layers of the encoder to the first layers of the language model (DeepStack).
 """
 
 import numpy as np
@@ -26,8 +26,8 @@ class Qwen3Vision(Qwen2Vision):
     deep: tuple[int, ...]
 
     @property
-    def columns(self) -> int:
-        """A patch, and its position."""
+    def input_width(self) -> int:
+        """The width of a patch and its position embedding."""
         return self.pixels + self.width
 
     @property
@@ -52,10 +52,10 @@ def read(fields: Fields) -> Qwen3Vision:
 
 
 def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
-    """Compute a row for each patch: the output of the last layer, and then those of the deepstack layers."""
+    """Compute a row for each patch: the output of the last layer, then those of the DeepStack layers."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
-    positions = b.slice_columns(x, h.pixels, h.columns)
+    positions = b.slice_columns(x, h.pixels, h.input_width)
     x, kept = b.add(patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
     for state in h.states():
         x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
@@ -77,5 +77,5 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
 
 
 def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
-    """Return the outputs, for patches that become one row, of the last layer (0) or of a DeepStack layer (1, ...)."""
+    """Return the columns of merged patches that hold the last layer's output (0) or a DeepStack layer's (1, ...)."""
     return b.slice_columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)

@@ -1,6 +1,6 @@
-"""The sizes that encoders want, and resizing of images.
+"""Resize images to the sizes that encoders need.
 
-Sizes are columns and rows, pixels. They are rounded as llama.cpp does it, in float32.
+Sizes are (columns, rows) in pixels. They are rounded as in llama.cpp, in float32.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 Size = tuple[int, int]
-LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of its filters
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's filter numbers
 
 
 class Picture(Protocol):
@@ -30,16 +30,16 @@ class Pixels(NamedTuple):
 
 
 def resize(picture: Picture, size: Size, resample: int) -> Any:
-    """Return a picture of another size: first its columns, then its rows, as llama.cpp does it.
+    """Resize a picture: first its columns, then its rows, as in llama.cpp.
 
-    Pillow 13 takes the cheaper order, and numbers are rounded in between.
+    The order matters, because numbers are rounded in between; Pillow 13 by itself takes the cheaper one.
     """
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
 def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
     """Return a picture scaled to fit a size, with bars above and below or on both sides."""
-    from PIL import Image  # Pillow is there if somebody has a picture
+    from PIL import Image  # whoever has a picture has Pillow installed
 
     if picture.size == size:
         return picture
@@ -53,7 +53,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
-    """Return the nearest size to a picture's with whole units on each side and a number of pixels within the limits."""
+    """Return the size nearest to a picture's whose sides are multiples of `unit`, its pixels within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

@@ -11,9 +11,9 @@ from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 
 
 def most_used(size: Size, allowed: Sequence[Size]) -> Size:
-    """Choose the size into which most of an image's pixels go, if it keeps its shape.
+    """Choose the size that keeps most of an image's pixels when the image is scaled to fit.
 
-    If several hold equally many, choose the one with the least empty space.
+    Of several that keep equally many, choose the one with the least empty space.
     """
 
     def rank(candidate: Size) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def grids(least: int, most: int, side: int) -> list[Size]:
 
 
 def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Picture]:
-    """Return squares row by row, with black bars; none of a picture that is no larger than one of them."""
+    """Cut a picture with black bars into squares, row by row; none if it is no larger than one square."""
     if max(picture.size) <= side:
         return []
     return cut_tiles(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)

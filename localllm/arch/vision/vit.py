@@ -1,6 +1,6 @@
-"""The vision transformer that most families have (Dosovitskiy et al. 2020, arXiv 2010.11929).
+"""The vision transformer that most encoders share (Dosovitskiy et al. 2020, arXiv 2010.11929).
 
-Patches as tokens that all see each other, layer norms in front, biases everywhere.
+Patches are tokens with full attention; layers have pre-norms, and all matrices have biases.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 
-Turn = Callable[[Activation], Activation]
+Rotate = Callable[[Activation], Activation]
 QUICK = 1.702  # x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel 2016)
 
 
 def embed_patches(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Embed patches by a convolution; patches do not overlap, so it is a matrix product."""
+    """Embed patches; the file's convolution has no overlap, so it is a matrix product."""
     return b.linear(x, as_matrix(w.patch_embd, h.pixels))
 
 
@@ -37,7 +37,7 @@ def as_matrix(weight: Weight, columns: int) -> Weight:
 
 
 def transpose(weight: Weight) -> Weight:
-    """Return a matrix whose rows are columns in the file. Raises ModelError for one in blocks."""
+    """Transpose a matrix. Raises ModelError for a quantized one."""
     kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
     kind = kinds.get(weight.tensor.format.name)
     if kind is None or len(weight.shape) != 2:
@@ -47,31 +47,33 @@ def transpose(weight: Weight) -> Weight:
 
 
 def table_of(name: str, numbers: np.ndarray) -> Weight:
-    """Return numbers [rows, columns] as if they stood in a file."""
+    """Return numbers [rows, columns] as an F32 tensor of that name."""
     data = np.ascontiguousarray(numbers, np.float32)
     return Weight(Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8)))
 
 
 def numbers_of(weight: Weight) -> np.ndarray:
-    """Return a vector or matrix of plain numbers, float32 of its shape. Raises ModelError."""
+    """Return the numbers of an unquantized vector or matrix, float32 of its shape. Raises ModelError."""
     return weight.flat().vector().reshape(weight.shape)
 
 
 def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): positions, all layers, and a last norm."""
+    """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): learned positions, all layers, and a final norm."""
     v = w.part("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
-def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, turn: Turn | None = None) -> Activation:
-    """Apply the first `layers` layers. turn: what is done with queries and keys."""
+def transformer(
+    b: Builder, w: Weights, h: Vision, x: Activation, layers: int, rotate: Rotate | None = None
+) -> Activation:
+    """Apply the first `layers` layers; `rotate` applies RoPE to queries and keys."""
     for state in h.states()[:layers]:
-        x = block(b, w.block(state.layer), h, state, x, turn)
+        x = block(b, w.block(state.layer), h, state, x, rotate)
     return x
 
 
-def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: Turn | None) -> Activation:
+def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, rotate: Rotate | None) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = apply_norm(b, h, x, w.ln1)
     q, k, v = (b.linear(y, part) for part in parts(w, h))
@@ -79,7 +81,7 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: 
         apply_norm(b, h, x, norm) if (norm := w.get(name)) else x
         for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
-    q, k = (turn(q), turn(k)) if turn else (q, k)
+    q, k = (rotate(q), rotate(k)) if rotate else (q, k)
     scores = Scores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
     seen = b.attend(q, k, v, state, scores)
     x = b.add(x, layer_scale(b, b.linear(seen, w.attn_out), w.get("ls1")))
@@ -87,23 +89,23 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: 
 
 
 def layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activation:
-    """Return each column times its number, if there are any (LayerScale, Touvron et al. 2021, arXiv 2103.17239)."""
+    """Apply LayerScale, one factor for each column, if there is any (Touvron et al. 2021, arXiv 2103.17239)."""
     return b.scale_columns(x, scales) if scales else x
 
 
 def apply_norm(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
-    """Apply the norm that the encoder has."""
+    """Apply the encoder's kind of norm."""
     return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
 
 def parts(w: Weights, h: Vision) -> list[Weight]:
-    """Return the matrices of queries, keys and values, each its own or all in one."""
+    """Return the matrices of queries, keys and values, from three tensors or a fused one."""
     fused = w.get("attn_qkv")
     return fused.split(h.width, h.width, h.width) if fused else [w.attn_q, w.attn_k, w.attn_v]
 
 
 def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Return two matrices with a function between, or with a gate. Older files have the names of the two exchanged."""
+    """Apply the feed-forward network, gated if the file has a gate. Older files have `up` and `down` exchanged."""
     up, down = w.ffn_up, w.ffn_down
     if up.shape[-1] != h.width:
         up, down = down, up
@@ -116,7 +118,7 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
 
 
 def apply_activation(b: Builder, h: Vision, x: Activation) -> Activation:
-    """Return the function between the two matrices."""
+    """Apply the activation between the two matrices."""
     if h.activation == "gelu":
         return b.gelu_erf(x) if h.exact else b.gelu(x)
     return b.multiply(x, b.sigmoid(b.scale(x, QUICK) if h.activation == "gelu_quick" else x))

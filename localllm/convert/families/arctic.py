@@ -13,7 +13,7 @@ def arctic(config: Config) -> CheckpointFacts:
         config.only(name, True)
     config.only("moe_layer_frequency", 1)
     h = with_experts(config, decoder(config), "intermediate_size", "num_local_experts")
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
 SQUARE = ("width", "width")

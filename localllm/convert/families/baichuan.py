@@ -19,10 +19,10 @@ LAYOUT = "Meta AI original pth"  # written to files, but unused
 def baichuan(config: Config) -> CheckpointFacts:
     """Read Baichuan: the larger ones have ALiBi, which GGUF's readers infer from the number of layers."""
     context = config.get("max_position_embeddings", config.get("model_max_length"))
-    h = with_fused_rows(decoder(config.plus(max_position_embeddings=context)))
+    h = with_fused_rows(decoder(config.updated(max_position_embeddings=context)))
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
     own: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
-    return h.plus(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"], **own)
+    return h.updated(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"], **own)
 
 
 BAICHUAN = Family(
@@ -39,7 +39,7 @@ BAICHUAN = Family(
 
 def xverse(config: Config) -> CheckpointFacts:
     h = decoder(config)
-    return h.plus(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"])
+    return h.updated(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"])
 
 
 XVERSE = replace(LLAMA, arch="xverse", read=xverse)
@@ -52,10 +52,10 @@ def orion(config: Config) -> CheckpointFacts:
     """Read Orion: layer norms, though config.json names RMS norms."""
     names = ("max_sequence_length", "max_position_embeddings", "model_max_length")
     context = next((config.get(name) for name in names if config.get(name) is not None), None)
-    h = decoder(config.plus(max_position_embeddings=context))
+    h = decoder(config.updated(max_position_embeddings=context))
     if h.metadata["rope.freq_base"] != BASE:
         raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
-    return h.plus(
+    return h.updated(
         tensor_data_layout=LAYOUT,
         attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
         attention__layer_norm_rms_epsilon=None,

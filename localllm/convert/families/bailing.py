@@ -24,7 +24,7 @@ def bailing(config: Config) -> CheckpointFacts:
         config.only(name, False)
     h = with_experts(config, decoder(config, scalings=()), "moe_intermediate_size")
     h = early_experts(config, with_fused_rows(h), config.count("num_shared_experts"))
-    return h.plus(expert_weights_norm=config.flag("norm_topk_prob"))
+    return h.updated(expert_weights_norm=config.flag("norm_topk_prob"))
 
 
 def bailing_layer(sizes: Sizes, number: int) -> Layer:
@@ -45,14 +45,14 @@ def bailing2(config: Config) -> CheckpointFacts:
     config.only("num_nextn_predict_layers", 0)
     config.only("score_function", "sigmoid", "softmax")
     share = {"partial_rotary_factor": config.get("partial_rotary_factor", 0.5)}
-    h = decoder(config.plus(**share), scalings=("yarn",), whole_heads=False)
+    h = decoder(config.updated(**share), scalings=("yarn",), whole_heads=False)
     h = with_experts(config, h, "moe_intermediate_size")
     shared, function = config.count("num_shared_experts"), config.get("score_function")
     h = early_experts(config, with_fused_rows(h), shared)
     hidden = config.count("moe_shared_expert_intermediate_size", h.sizes["shared_hidden"])
-    return h.plus(
+    return h.updated(
         {"shared_hidden": hidden},
-        rope__dimension_count=rotary_dims(config.plus(**share), h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config.updated(**share), h.sizes["head_dim"]),
         expert_shared_feed_forward_length=hidden,
         expert_weights_scale=config.number("routed_scaling_factor"),
         expert_weights_norm=config.flag("norm_topk_prob"),

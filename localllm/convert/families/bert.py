@@ -31,7 +31,7 @@ def roberta(config: Config) -> CheckpointFacts:
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.refusal(f"pad_token_id {padding} is not supported")
     h = bert(config)
-    return replace(h.plus(context_length=positions - padding - 1), sizes={
+    return replace(h.updated(context_length=positions - padding - 1), sizes={
         **h.sizes, "context": positions - padding - 1, "positions": positions,
     })  # fmt: skip
 
@@ -41,7 +41,7 @@ def distilbert(config: Config) -> CheckpointFacts:
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
-    return bert(config.plus(layer_norm_eps=1e-12, **{name: config.get(own) for name, own in names.items()}))
+    return bert(config.updated(layer_norm_eps=1e-12, **{name: config.get(own) for name, own in names.items()}))
 
 
 def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
@@ -72,7 +72,7 @@ def ranking(read: Callable[[Config], CheckpointFacts]) -> Callable[[Config], Che
     """Wrap the reader of an encoder for the same model with a head for scores."""
 
     def read_ranking(config: Config) -> CheckpointFacts:
-        return read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
+        return read(config).updated(pooling_type=RANK, classifier__output_labels=labels(config))
 
     return read_ranking
 
@@ -98,12 +98,12 @@ def nomic_facts(config: Config) -> CheckpointFacts:
     plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
     plain |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS)}
     h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
-    h = h.plus({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
+    h = h.updated({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
     if not experts:
         return h
     count = config.count("num_experts")
     used = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
-    return h.plus({"experts": count, "stacked": count * plain["intermediate_size"]}, **used)
+    return h.updated({"experts": count, "stacked": count * plain["intermediate_size"]}, **used)
 
 
 def modern(config: Config) -> CheckpointFacts:
@@ -122,7 +122,7 @@ def modern(config: Config) -> CheckpointFacts:
     )
     period = config.count("global_attn_every_n_layers", 3)
     config.windows([number % period != 0 for number in range(h.sizes["layers"])])
-    return h.plus(
+    return h.updated(
         {"fused_rows": 3 * h.sizes["width"], "both_hidden": 2 * h.sizes["hidden"]},
         attention__sliding_window=config.count("local_attention", 128),
         attention__sliding_window_pattern=period,

@@ -19,7 +19,7 @@ def bitnet(config: Config) -> CheckpointFacts:
     """Read BitNet: norms before the last matrices; ternary weights."""
     config.only("attention_bias", False)
     h = decoder(config)
-    return h.plus(rope__scaling__type="linear", rope__scaling__factor=1.0)
+    return h.updated(rope__scaling__type="linear", rope__scaling__factor=1.0)
 
 
 def of_three(name: str, *dimensions: str) -> DerivedTensor:

@@ -16,7 +16,7 @@ def early(config: Config, hidden: int, groups: int) -> CheckpointFacts:
     own = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
     own |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS), "num_key_value_heads": groups}
     own |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
-    return decoder(config.plus(**own), activations=(*GELU, "silu"))
+    return decoder(config.updated(**own), activations=(*GELU, "silu"))
 
 
 def codeshell(config: Config) -> CheckpointFacts:
@@ -27,7 +27,7 @@ def codeshell(config: Config) -> CheckpointFacts:
     width = config.count("n_embd")
     config.only("n_inner", 4 * width)
     h = early(config, 4 * width, config.count("num_query_groups"))
-    return h.plus(
+    return h.updated(
         {"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]},
         attention__layer_norm_rms_epsilon=None,
         attention__layer_norm_epsilon=config.number("layer_norm_epsilon", 1e-5),
@@ -53,9 +53,9 @@ def refact(config: Config) -> CheckpointFacts:
     refuse_other_activations(config, ("silu",))
     config.only("multi_query", True)
     hidden = -(-int(8 * config.count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
-    h = early(config.plus(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1)
+    h = early(config.updated(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1)
     sizes = {"both_keys": 2 * h.sizes["head_dim"], "both_hidden": 2 * hidden}
-    return h.plus(sizes, rope__freq_base=None)
+    return h.updated(sizes, rope__freq_base=None)
 
 
 def half(name: str, number: int, both: str, *dimensions: str) -> DerivedTensor:

@@ -25,7 +25,7 @@ def deepseek2(config: Config) -> CheckpointFacts:
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
     own = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = decoder(config.plus(**own), scalings=("yarn",))
+    h = decoder(config.updated(**own), scalings=("yarn",))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,
@@ -34,8 +34,8 @@ def deepseek2(config: Config) -> CheckpointFacts:
         "values": heads * sizes["value_dim"],
         "narrow": config.count("q_lora_rank", 0),
     }
-    h = with_deepseek_experts(config, with_multiplier(config, h.plus(sizes)))
-    return h.plus(
+    h = with_deepseek_experts(config, with_multiplier(config, h.updated(sizes)))
+    return h.updated(
         vocab_size=h.sizes["vocab"],
         attention__q_lora_rank=sizes["narrow"] or None,
         attention__kv_lora_rank=sizes["latent"],
@@ -55,7 +55,7 @@ def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     rope.only("attention_factor")
     multiplier = rope.number("mscale_all_dim")
     rope.only("mscale", multiplier)
-    return h.plus(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
+    return h.updated(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
 
 
 def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
@@ -68,8 +68,8 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
     leading = leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
-    sizes |= {"guessing": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
-    return h.plus(
+    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
+    return h.updated(
         sizes,
         leading_dense_block_count=leading,
         expert_feed_forward_length=h.sizes["expert_hidden"],
@@ -143,12 +143,12 @@ def deepseek32(config: Config) -> CheckpointFacts:
     """Read V3.2: an indexer in every layer."""
     h = deepseek2(config)
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
-    return h.plus(
+    return h.updated(
         {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
         attention__indexer__top_k=config.count("index_topk"),
-        nextn_predict_layers=h.sizes["guessing"] if config.get("num_nextn_predict_layers") is not None else None,
+        nextn_predict_layers=h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None,
     )
 
 
@@ -183,8 +183,8 @@ def glm_dsa(config: Config) -> CheckpointFacts:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
     full = [kind == "full" for kind in types]
     own = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
-    own |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["guessing"])}
-    return h.plus(own, attention__indexer__types=full if config.get("indexer_types") is not None else None)
+    own |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["mtp_layers"])}
+    return h.updated(own, attention__indexer__types=full if config.get("indexer_types") is not None else None)
 
 
 def glm_dsa_layer(sizes: Sizes, number: int) -> Layer:
@@ -205,8 +205,8 @@ def youtu(config: Config) -> CheckpointFacts:
     """Read Youtu: no experts, which GGUF states explicitly."""
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
-    h = deepseek2(config.plus(**none, first_k_dense_replace=layers))
-    return h.plus(expert_count=None, expert_used_count=None, expert_weights_scale=None)
+    h = deepseek2(config.updated(**none, first_k_dense_replace=layers))
+    return h.updated(expert_count=None, expert_used_count=None, expert_weights_scale=None)
 
 
 YOUTU = replace(DEEPSEEK2, read=youtu, defaults={"tie_word_embeddings": True})

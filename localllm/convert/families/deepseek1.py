@@ -21,7 +21,7 @@ def deepseek(config: Config) -> CheckpointFacts:
         config.only(name, value)
     h = decoder(config, scalings=())
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
-    return early_experts(config, h, config.count("n_shared_experts")).plus(
+    return early_experts(config, h, config.count("n_shared_experts")).updated(
         rope__scaling__type="none", expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX
     )
 
@@ -29,7 +29,7 @@ def deepseek(config: Config) -> CheckpointFacts:
 def early_experts(config: Config, h: CheckpointFacts, shared: int) -> CheckpointFacts:
     """Add what similar models share."""
     leading, hidden = config.count("first_k_dense_replace", 0), h.sizes["expert_hidden"]
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading, "shared_hidden": shared * hidden},
         vocab_size=h.sizes["vocab"],
         rope__dimension_count=h.sizes["head_dim"],

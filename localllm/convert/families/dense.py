@@ -30,11 +30,11 @@ from localllm.errors import ModelError
 def exaone4(config: Config) -> CheckpointFacts:
     """Read EXAONE 4: the large one has layers with a window, the only ones with RoPE."""
     h = decoder(config, scalings=LLAMA_SCALING)
-    h = h.plus(vocab_size=h.sizes["vocab"])
+    h = h.updated(vocab_size=h.sizes["vocab"])
     if config.get("sliding_window") is None:
         config.windows([False] * h.sizes["layers"])
         return h
-    return h.plus(
+    return h.updated(
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows_of(config, h.sizes["layers"]),
     )
@@ -64,7 +64,7 @@ EXAONE4 = Family(
 def glm4(config: Config) -> CheckpointFacts:
     """Read GLM 4: partial RoPE; one matrix for gate and up projections."""
     h = decoder(config, whole_heads=False)
-    return h.plus(
+    return h.updated(
         {"both_hidden": 2 * h.sizes["hidden"]}, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"])
     )
 
@@ -74,7 +74,7 @@ def chatglm(config: Config) -> CheckpointFacts:
     h = glm4(config)
     if h.sizes["queries"] != h.sizes["width"]:
         raise config.refusal("head_dim should be hidden_size over num_attention_heads")
-    return h.plus(attention__key_length=None, attention__value_length=None)
+    return h.updated(attention__key_length=None, attention__value_length=None)
 
 
 def glm4v(config: Config) -> CheckpointFacts:
@@ -83,12 +83,12 @@ def glm4v(config: Config) -> CheckpointFacts:
     GLM-OCR has a multi-token prediction layer, which is counted even where the checkpoint lacks it.
     """
     h = decoder(config, whole_heads=False, scalings=(SECTIONS,))
-    turned, guessing = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
+    turned, mtp_layers = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
     sizes = {"both_hidden": 2 * h.sizes["hidden"], "turned": turned}
-    return h.plus(
-        sizes | {"guessing": guessing, "both_inputs": 2 * h.sizes["width"]},
-        block_count=h.sizes["layers"] + guessing,
-        nextn_predict_layers=guessing or None,
+    return h.updated(
+        sizes | {"mtp_layers": mtp_layers, "both_inputs": 2 * h.sizes["width"]},
+        block_count=h.sizes["layers"] + mtp_layers,
+        nextn_predict_layers=mtp_layers or None,
         rope__dimension_count=turned,
     )
 
@@ -112,11 +112,11 @@ def hunyuan(config: Config) -> CheckpointFacts:
     if rope.get("type", rope.get("rope_type")) != "dynamic":
         return decoder(config)
     base = {"rope_theta": rope_parameters(config).number("rope_theta", 10000.0)}
-    h = decoder(config.plus(rope_parameters=base, rope_scaling=None))
+    h = decoder(config.updated(rope_parameters=base, rope_scaling=None))
     alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
     if rope.number("factor", 1.0) != 1:
         raise config.refusal("rope scaling dynamic by a factor is not supported")
-    return h.plus(
+    return h.updated(
         rope__freq_base=h.metadata["rope.freq_base"] * alpha ** (dims / (dims - 2)),
         rope__scaling__type="none",
         rope__scaling__factor=1.0,
@@ -132,13 +132,13 @@ def hunyuan_vl(config: Config) -> CheckpointFacts:
         raise config.refusal("rope_parameters: only those with alpha and sections are supported")
     counts = rope.get("xdrope_section", rope.get("mrope_section"))
     plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
-    h = decoder(config.plus(rope_parameters=plain, rope_scaling=None))
+    h = decoder(config.updated(rope_parameters=plain, rope_scaling=None))
     of_counts = (
         isinstance(counts, list) and len(counts) == 4 and all(isinstance(one, int) and one > 0 for one in counts)
     )
     if not of_counts or 2 * sum(counts) != h.sizes["head_dim"]:
         raise config.refusal(f"mrope_section should be four numbers, {h.sizes['head_dim'] // 2} in all")
-    return h.plus(
+    return h.updated(
         rope__scaling__alpha=rope.number("alpha"),
         rope__scaling__type="none",
         rope__scaling__factor=rope.number("factor", 1.0),
@@ -156,11 +156,11 @@ def hunyuan_moe(config: Config) -> CheckpointFacts:
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     said = {name: one_for_all(config, name, layers) for name in names}
     said["moe_intermediate_size"] = said["moe_intermediate_size"] or config.count("intermediate_size")
-    config = config.plus(**said)
+    config = config.updated(**said)
     count = config.count("num_shared_expert", 1)
     shared = count * config.count("intermediate_size")
     h = with_experts(config, hunyuan(config), "moe_intermediate_size", used="moe_topk")
-    return h.plus(
+    return h.updated(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
@@ -197,9 +197,9 @@ def apertus(config: Config) -> CheckpointFacts:
     """Read Apertus: no gates; the activation has learned parameters per layer."""
     config.only("attention_bias", False)
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
-        config = config.plus(rope_parameters=ROPE_OF_APERTUS)
+        config = config.updated(rope_parameters=ROPE_OF_APERTUS)
     h = decoder(config, activations=("xielu",), scalings=LLAMA_SCALING)
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
 ROPE_OF_APERTUS = {

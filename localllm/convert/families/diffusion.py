@@ -19,7 +19,7 @@ IN_PLACE = {"diffusion.shift_logits": False}  # logits belong to their own posit
 def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
     """Add the mask token's id; usual: the default."""
     mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
-    return h.plus({"mask": mask}, attention__causal=False)
+    return h.updated({"mask": mask}, attention__causal=False)
 
 
 def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
@@ -45,8 +45,8 @@ def llada(config: Config) -> CheckpointFacts:
         "max_position_embeddings": "max_sequence_length",
         "tie_word_embeddings": "weight_tying",
     }
-    h = decoder(config.plus(**{name: config.get(theirs) for name, theirs in names.items()}))
-    return add_mask_token(config, h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"]))
+    h = decoder(config.updated(**{name: config.get(theirs) for name, theirs in names.items()}))
+    return add_mask_token(config, h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"]))
 
 
 def llada_moe(config: Config) -> CheckpointFacts:
@@ -54,7 +54,7 @@ def llada_moe(config: Config) -> CheckpointFacts:
     config.only("norm_topk_prob", False)
     config.only("qk_layernorm", True)
     h = with_experts(config, decoder(config), "expert_intermediate_size")
-    return add_mask_token(config, h.plus(expert_feed_forward_length=h.sizes["expert_hidden"]), USUAL)
+    return add_mask_token(config, h.updated(expert_feed_forward_length=h.sizes["expert_hidden"]), USUAL)
 
 
 DREAM = replace(QWEN2, arch="dream", read=dream, of_tensors=of_mask)

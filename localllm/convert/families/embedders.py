@@ -51,7 +51,7 @@ def jina(config: Config) -> CheckpointFacts:
     config.only("position_embedding_type", "alibi")
     config.only("feed_forward_type", "geglu")
     h = encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
-    return h.plus({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
+    return h.updated({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
 
 
 def jina_layer(sizes: Sizes, number: int) -> Layer:
@@ -71,7 +71,7 @@ def nomic(config: Config) -> CheckpointFacts:
     rope.only("partial_rotary_factor", 1.0, 1)
     h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
     base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
-    return h.plus({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
+    return h.updated({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
 
 
 def gemma(config: Config) -> CheckpointFacts:
@@ -87,7 +87,7 @@ def gemma(config: Config) -> CheckpointFacts:
         if config.get(name) is not None:
             raise config.refusal(f"{name} is not supported")
     local = config.section("rope_parameters").section("sliding_attention")
-    return h.plus(
+    return h.updated(
         rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
         attention__sliding_window=config.count("sliding_window"),
     )
@@ -99,7 +99,7 @@ def eurobert(config: Config) -> CheckpointFacts:
         config.only(name, False)
     h = decoder(config, scalings=())
     pooling = CLASSIFIERS.get(config.get("classifier_pooling"))
-    return h.plus(
+    return h.updated(
         attention__causal=False,
         rope__scaling__type="none",
         classifier__pooling_type=pooling,
@@ -107,7 +107,7 @@ def eurobert(config: Config) -> CheckpointFacts:
 
 
 def is_ranker(config: Config) -> bool:
-    """Tell whether a Qwen3 is meant to answer yes or no, which its card or a name says."""
+    """Return whether a Qwen3 is meant to answer yes or no, which its card or a name says."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
@@ -122,14 +122,14 @@ def qwen_ranking(config: Config) -> CheckpointFacts:
     h = qwen(config)
     if max(answers.values()) >= h.sizes["vocab"]:
         raise config.refusal("the tokens of yes and no are beyond the vocabulary")
-    return h.plus({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
+    return h.updated({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
 
 
 def qwen_classes(config: Config) -> CheckpointFacts:
     """Read a reranker with a head of its own."""
     named = labels(config)
-    h = qwen(config).plus({"labels": len(named)}, pooling_type=RANK)
-    return h.plus(classifier__output_labels=named) if len(named) > 1 else h
+    h = qwen(config).updated({"labels": len(named)}, pooling_type=RANK)
+    return h.updated(classifier__output_labels=named) if len(named) > 1 else h
 
 
 def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

@@ -11,6 +11,6 @@ def with_experts(
     experts, chosen = config.count(count), config.count(used)
     if chosen > experts:
         raise config.refusal(f"a token cannot go to {chosen} of {experts} experts")
-    return h.plus(
+    return h.updated(
         {"experts": experts, "expert_hidden": config.count(hidden)}, expert_count=experts, expert_used_count=chosen
     )

@@ -54,4 +54,4 @@ ONE_AFTER_OTHER: tuple[Rows, ...] = (
 
 
 def with_fused_rows(h: CheckpointFacts) -> CheckpointFacts:
-    return h.plus({"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]})
+    return h.updated({"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]})

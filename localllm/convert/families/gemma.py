@@ -25,7 +25,7 @@ def gemma2(config: Config) -> CheckpointFacts:
     h = of_gemma(config)
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
     refuse_other_scale(config, h, gemma2_arch.LAYERS_OF_27B)
-    return h.plus(
+    return h.updated(
         attn_logit_softcapping=config.number("attn_logit_softcapping"),
         final_logit_softcapping=config.number("final_logit_softcapping"),
         attention__sliding_window=config.count("sliding_window"),
@@ -42,7 +42,7 @@ def gemma3(config: Config) -> CheckpointFacts:
         raise config.refusal("attn_logit_softcapping is not supported")
     local = config.section("rope_parameters").section("sliding_attention")
     cap = config.get("final_logit_softcapping")
-    return h.plus(
+    return h.updated(
         rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
         final_logit_softcapping=None if cap is None else config.number("final_logit_softcapping"),
         attention__sliding_window=config.count("sliding_window"),

@@ -24,13 +24,13 @@ def gemma3n(config: Config) -> CheckpointFacts:
     config.only("attention_bias", False)
     config.only("tie_word_embeddings", True)
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
-    h = decoder(config.plus(intermediate_size=same_everywhere(config, hidden)), activations=GELU)
+    h = decoder(config.updated(intermediate_size=same_everywhere(config, hidden)), activations=GELU)
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
         raise config.refusal(f"num_kv_shared_layers should be below {layers}")
     windows = windows_of(config, layers)
     local = config.section("rope_parameters").section("sliding_attention")
-    return h.plus(
+    return h.updated(
         {
             "streams": STREAMS,
             "predictions": STREAMS * STREAMS,

@@ -33,7 +33,7 @@ def gemma4(config: Config) -> CheckpointFacts:
         "num_key_value_heads": few,
         "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
     }
-    h = decoder(config.plus(**own), activations=GELU)
+    h = decoder(config.updated(**own), activations=GELU)
     narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
@@ -51,11 +51,11 @@ def gemma4(config: Config) -> CheckpointFacts:
     if config.flag("enable_moe_block"):
         h = with_experts(config, h, "moe_intermediate_size", used="top_k_experts")
         sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
-        h = h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
+        h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
         config.only("vocab_size_per_layer_input", h.sizes["vocab"])
     cap = config.get("final_logit_softcapping")
-    return replace(h, tensors={"rope_freqs.weight": turning(rope, dim)}).plus(
+    return replace(h, tensors={"rope_freqs.weight": turning(rope, dim)}).updated(
         sizes,
         feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
         attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
@@ -81,7 +81,7 @@ def of_whole(config: Config, name: str) -> int:
     if len({*map(str, said)}) > 1:
         raise config.refusal(f"per_layer_config: several values of {name} are not supported")
     theirs, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
-    return config.plus(**{theirs: config.get(theirs, next(iter(said), usual))}).count(theirs)
+    return config.updated(**{theirs: config.get(theirs, next(iter(said), usual))}).count(theirs)
 
 
 def turning(rope: Config, dim: int) -> np.ndarray:

@@ -34,12 +34,12 @@ def glm4moe(config: Config, scalings: tuple[str, ...] = PLAIN_SCALING) -> Checkp
     A multi-token prediction layer is counted even where the checkpoint lacks it.
     """
     h = with_deepseek_experts(config, decoder(config, whole_heads=False, scalings=scalings))
-    guessing = h.sizes["guessing"]
+    mtp_layers = h.sizes["mtp_layers"]
     sizes = {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))}
-    return h.plus(
+    return h.updated(
         sizes,
-        block_count=h.sizes["layers"] + guessing,
-        nextn_predict_layers=guessing or None,
+        block_count=h.sizes["layers"] + mtp_layers,
+        nextn_predict_layers=mtp_layers or None,
         expert_gating_func=SIGMOID,
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
     )
@@ -84,7 +84,7 @@ GLM4VMOE = replace(GLM4MOE, read=glm4vmoe, sees=True)
 def solar_open(config: Config) -> CheckpointFacts:
     """Read Solar Open: experts in all layers, without a key for leading dense ones."""
     config.only("first_k_dense_replace", 0)
-    return glm4moe(config).plus(leading_dense_block_count=None)
+    return glm4moe(config).updated(leading_dense_block_count=None)
 
 
 SOLAR_OPEN = replace(

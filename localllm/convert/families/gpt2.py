@@ -14,7 +14,7 @@ def starcoder2(config: Config) -> CheckpointFacts:
     h = decoder(config, activations=GELU)
     warn_of_window(config)
     config.only("use_bias", True)
-    return h.plus(
+    return h.updated(
         attention__layer_norm_rms_epsilon=None,
         attention__layer_norm_epsilon=config.number("norm_epsilon", 1e-5),
     )
@@ -75,7 +75,7 @@ def starcoder(config: Config) -> CheckpointFacts:
     h = gpt2(config)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
     config.only("n_inner", 4 * width)
-    return h.plus({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
+    return h.updated({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
 
 
 STARCODER = replace(GPT2, arch="starcoder", read=starcoder, transposed=())

@@ -23,7 +23,9 @@ def gpt_oss(config: Config) -> CheckpointFacts:
     if width % 32 or hidden % 32:
         raise config.refusal(f"experts of {hidden} times {width} weights cannot be divided into blocks of 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
-    return h.plus(blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden)
+    return h.updated(
+        blocks, attention__sliding_window=config.count("sliding_window"), expert_feed_forward_length=hidden
+    )
 
 
 def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

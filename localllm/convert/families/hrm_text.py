@@ -20,10 +20,10 @@ def hrm_text(config: Config) -> CheckpointFacts:
     config.only("num_key_value_heads", config.get("num_attention_heads"))
     high, low = (config.count(f"{name}_cycles", most=MOST_LAYERS) for name in "HL")
     in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), most=MOST_LAYERS)
-    h = decoder(config.plus(num_hidden_layers=in_stack))
+    h = decoder(config.updated(num_hidden_layers=in_stack))
     if config.flag("prefix_lm", True):
         config.warnings.append("prompts are read causally, although the model can read them bidirectionally")
-    return h.plus(
+    return h.updated(
         {"layers": 2 * in_stack, "all_queries": 4 * h.sizes["queries"], "both_hidden": 2 * h.sizes["hidden"]},
         block_count=in_stack * high * (low + 1),
         attention__head_count_kv=None,

@@ -84,7 +84,7 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
         "kernel": kernel,
         "one": 1,
     }
-    return h.plus(
+    return h.updated(
         sizes,
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
@@ -97,7 +97,7 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
 def attending(config: Config, h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
     """Mark the layers with attention: those that have key heads."""
     own = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
-    return h.plus(own, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
+    return h.updated(own, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
 
 
 KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_attention": True}
@@ -118,10 +118,12 @@ def granitehybrid(config: Config) -> CheckpointFacts:
     experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
     sizes = {"experts": experts, "shared_hidden": shared, "both_shared": 2 * shared}
     sizes |= {"expert_hidden": h.sizes["hidden"], "both_hidden": 2 * h.sizes["hidden"]}
-    h = h.plus(sizes, context_length=CONTEXT, rope__scaling__finetuned=False, expert_shared_feed_forward_length=shared)
+    h = h.updated(
+        sizes, context_length=CONTEXT, rope__scaling__finetuned=False, expert_shared_feed_forward_length=shared
+    )
     if not experts:
         config.only("shared_intermediate_size", h.sizes["hidden"])
-    return h.plus(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
+    return h.updated(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
 
 
 def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
@@ -140,7 +142,7 @@ GRANITEHYBRID = Family("granitehybrid", granitehybrid_layer, granitehybrid, rota
 def granitemoe_shared(config: Config) -> CheckpointFacts:
     """Read Granite 3 with experts next to a shared network."""
     h, shared = granitemoe(config), config.count("shared_intermediate_size", 0)
-    return h.plus(
+    return h.updated(
         {"shared_hidden": shared, "both_shared": 2 * shared}, expert_shared_feed_forward_length=shared or None
     )
 
@@ -167,8 +169,8 @@ def jamba(config: Config) -> CheckpointFacts:
     sizes |= {"rank_and_states": rank + 2 * state, "expert_hidden": h.sizes["hidden"]}
     experts, every = config.count("num_experts", 16), every_so_many(config, "expert", layers, 2, 1)
     sizes |= {"experts": experts} | {f"mixes_{n}": int(does and experts > 1) for n, does in enumerate(every)}
-    h = attending(config, h.plus(sizes), every_so_many(config, "attn", layers, 8, 4))
-    return h.plus(
+    h = attending(config, h.updated(sizes), every_so_many(config, "attn", layers, 8, 4))
+    return h.updated(
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
         ssm__inner_size=inner,
@@ -205,15 +207,15 @@ JAMBA = Family("jamba", jamba_layer, jamba)
 def lfm2(config: Config) -> CheckpointFacts:
     """Read LFM2: convolutions over the last few tokens; some layers have attention."""
     epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
-    h = decoder(config.plus(**epsilon))
+    h = decoder(config.updated(**epsilon))
     config.only("conv_bias", False)
     kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
         raise config.refusal(f"layer_types should be conv or full_attention for each of {layers} layers")
     h = attending(
-        config, h.plus({"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}), [k != "conv" for k in kinds]
+        config, h.updated({"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}), [k != "conv" for k in kinds]
     )
-    return h.plus(vocab_size=h.sizes["vocab"], shortconv__l_cache=taps)
+    return h.updated(vocab_size=h.sizes["vocab"], shortconv__l_cache=taps)
 
 
 def hidden_of_lfm2(config: Config) -> int:
@@ -250,9 +252,9 @@ def lfm2moe(config: Config) -> CheckpointFacts:
     """Read LFM2 with experts after the first layers."""
     for name, value in (("norm_topk_prob", True), ("use_expert_bias", True), ("routed_scaling_factor", 1.0)):
         config.only(name, value)
-    h = with_experts(config, lfm2(config.plus(block_auto_adjust_ff_dim=False)), "moe_intermediate_size")
+    h = with_experts(config, lfm2(config.updated(block_auto_adjust_ff_dim=False)), "moe_intermediate_size")
     leading = config.count("num_dense_layers", 2)
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_gating_func=SIGMOID,

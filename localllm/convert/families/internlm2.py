@@ -14,7 +14,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 def internlm2(config: Config) -> CheckpointFacts:
     """Read InternLM 2: a group's rows are its queries, a key and a value."""
     config.only("bias", False)
-    return with_fused_rows(decoder(config.plus(head_dim=None)))
+    return with_fused_rows(decoder(config.updated(head_dim=None)))
 
 
 INTERNLM2 = Family(

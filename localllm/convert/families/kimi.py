@@ -24,14 +24,14 @@ def kimi_linear(config: Config) -> CheckpointFacts:
     rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     own = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
-    h = decoder(config.plus(**own))
+    h = decoder(config.updated(**own))
     h = with_experts(config, h, "moe_intermediate_size", used=USED[config.get("num_experts_per_token") is None])
     attends = attending(said, h.sizes["layers"])
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     score, shared, dim = config.get("moe_router_activation_func"), config.count("num_shared_experts"), said.count(HEAD)
     config.only("moe_router_activation_func", "sigmoid", "softmax")
     taps, leading = said.count("short_conv_kernel_size", 4), leading_dense(config)
-    return h.plus(
+    return h.updated(
         {
             **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
             "queries": heads * (key_dim + rotated),

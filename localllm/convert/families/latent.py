@@ -29,7 +29,7 @@ def minicpm3(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("dim_model_base", arch.WIDTH)
     heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
-    h = decoder(config.plus(head_dim=rotated), scalings=("longrope",))
+    h = decoder(config.updated(head_dim=rotated), scalings=("longrope",))
     if h.metadata["rope.freq_base"] != BASE:
         raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
     magnitude = h.metadata.get("rope.scaling.attn_factor")
@@ -37,7 +37,7 @@ def minicpm3(config: Config) -> CheckpointFacts:
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim", h.sizes["width"] // heads)
     sizes = {"latent": latent, "narrow": narrow, "latent_and_key": latent + rotated, "values": heads * value_dim}
     sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
-    return h.plus(
+    return h.updated(
         sizes,
         vocab_size=h.sizes["vocab"],
         attention__q_lora_rank=narrow,
@@ -74,11 +74,11 @@ def hy_v4(config: Config) -> CheckpointFacts:
         config.only(name, False)
     config.only("n_group", 1)
     config.only("topk_group", 1)
-    h = deepseek2(config.plus(n_group=None, topk_group=None, first_k_dense_replace=leading_dense(config)))
+    h = deepseek2(config.updated(n_group=None, topk_group=None, first_k_dense_replace=leading_dense(config)))
     layers, streams, limit = h.sizes["layers"], config.count("hc_mult"), config.get("swiglu_limit")
-    h = h.plus(
+    h = h.updated(
         {
-            "guessing": 0,
+            "mtp_layers": 0,
             "streams": streams,
             "joined": streams * h.sizes["width"],
             "mixes": 2 * streams,
@@ -98,7 +98,7 @@ def hy_v4(config: Config) -> CheckpointFacts:
         return h
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
     own = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim}
-    return h.plus(
+    return h.updated(
         own | {f"chooses_{number}": int(does) for number, does in enumerate(full)},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,

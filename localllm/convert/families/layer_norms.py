@@ -17,7 +17,7 @@ def use_layer_norm_epsilon(
     config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: object
 ) -> CheckpointFacts:
     """Replace the RMS epsilon by that of layer norms, by its name in config.json."""
-    return h.plus(
+    return h.updated(
         attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=config.number(name, 1e-5), **more
     )
 
@@ -29,7 +29,7 @@ def with_gelu(config: Config, name: str) -> Config:
     """Treat exact GELU as the tanh approximation, the only one of GGUF's readers."""
     if config.get(name) == "gelu":
         config.warnings.append(APPROXIMATED)
-    return config.plus(**{name: None, "hidden_act": config.get(name)})
+    return config.updated(**{name: None, "hidden_act": config.get(name)})
 
 
 def by_kind(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -69,13 +69,13 @@ def gptneox(config: Config) -> CheckpointFacts:
     """Read GPT-NeoX: queries, keys and values of a head are adjacent."""
     config.only("attention_bias", True)
     base = config.get("rope_theta", config.get("rotary_emb_base"))
-    said = with_gelu(config, "hidden_act").plus(
+    said = with_gelu(config, "hidden_act").updated(
         num_key_value_heads=None, rope_theta=base, partial_rotary_factor=config.get("rotary_pct")
     )
     h = decoder(said, activations=(*GELU, "gelu"), whole_heads=False)
     return use_layer_norm_epsilon(
         config,
-        h.plus({"fused_rows": 3 * h.sizes["queries"]}, attention__head_count_kv=None),
+        h.updated({"fused_rows": 3 * h.sizes["queries"]}, attention__head_count_kv=None),
         rope__dimension_count=rotary_dims(said, h.sizes["head_dim"]),
         use_parallel_residual=config.flag("use_parallel_residual", True),
     )
@@ -104,11 +104,14 @@ def falcon(config: Config) -> CheckpointFacts:
     own = {"num_attention_heads": heads, "num_key_value_heads": groups}
     own |= {"num_hidden_layers": config.get("num_hidden_layers", config.get("n_layer"))}
     own |= {"intermediate_size": config.count("ffn_hidden_size", 4 * config.count("hidden_size"))}
-    h = decoder(with_gelu(config, "activation").plus(**own), activations=(*GELU, "gelu"))
+    h = decoder(with_gelu(config, "activation").updated(**own), activations=(*GELU, "gelu"))
     two_norms = newer and config.get("num_ln_in_parallel_attn", 2) == 2
     rows = h.sizes["queries"] + 2 * h.sizes["keys"]
     return use_layer_norm_epsilon(
-        config, h.plus({"fused_rows": rows, "two_norms": two_norms}), "layer_norm_epsilon", tensor_data_layout="jploski"
+        config,
+        h.updated({"fused_rows": rows, "two_norms": two_norms}),
+        "layer_norm_epsilon",
+        tensor_data_layout="jploski",
     )
 
 
@@ -134,7 +137,7 @@ def command_r(config: Config) -> CheckpointFacts:
     h = decoder(config)
     return use_layer_norm_epsilon(
         config,
-        h.plus({"head_norms": int(config.flag("use_qk_norm"))}),
+        h.updated({"head_norms": int(config.flag("use_qk_norm"))}),
         context_length=config.count("model_max_length", h.metadata["context_length"]),
         logit_scale=config.number("logit_scale"),
         rope__scaling__type=h.metadata.get("rope.scaling.type", "none"),
@@ -152,7 +155,7 @@ def cohere2(config: Config) -> CheckpointFacts:
         config.only(name, value)
     h = command_r(config)
     config.windows([number % 4 != 3 for number in range(h.sizes["layers"])])
-    return h.plus(
+    return h.updated(
         vocab_size=h.sizes["vocab"],
         attention__sliding_window=config.count("sliding_window"),
         rope__dimension_count=h.sizes["head_dim"],
@@ -181,7 +184,7 @@ def stablelm(config: Config) -> CheckpointFacts:
     own = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
     return use_layer_norm_epsilon(
         config,
-        h.plus(own),
+        h.updated(own),
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         use_parallel_residual=parallel,
     )
@@ -222,7 +225,7 @@ def nemotron(config: Config) -> CheckpointFacts:
     config.only("mlp_bias", False)
     h = decoder(config, activations=("relu2",), scalings=("linear",), whole_heads=False)
     epsilon = config.number("norm_eps", 1e-5)
-    return h.plus(
+    return h.updated(
         attention__layer_norm_rms_epsilon=epsilon,  # unused
         attention__layer_norm_epsilon=epsilon,
         vocab_size=h.sizes["vocab"],
@@ -270,10 +273,10 @@ def bloom(config: Config) -> CheckpointFacts:
         "head_dim": None,
     }
     own |= {"num_key_value_heads": heads, "intermediate_size": 4 * width}
-    h = decoder(config.plus(**own))
+    h = decoder(config.updated(**own))
     return use_layer_norm_epsilon(
         config,
-        h.plus({"fused_rows": 3 * width}, rope__freq_base=None),
+        h.updated({"fused_rows": 3 * width}, rope__freq_base=None),
         "layer_norm_epsilon",
         context_length=config.count("seq_length", 2048),
     )
@@ -311,7 +314,9 @@ def mpt(config: Config) -> CheckpointFacts:
     }
     own |= {"num_key_value_heads": heads, "intermediate_size": config.count("expansion_ratio", 4) * width}
     own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
-    h = decoder(config.plus(**own)).plus({"fused_rows": 3 * width}, rope__freq_base=None, attention__head_count_kv=None)
+    h = decoder(config.updated(**own)).updated(
+        {"fused_rows": 3 * width}, rope__freq_base=None, attention__head_count_kv=None
+    )
     limit = attention.number("clip_qkv") if attention.get("clip_qkv") else None
     return use_layer_norm_epsilon(
         config,

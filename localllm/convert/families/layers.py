@@ -65,7 +65,7 @@ def mtp_layer(sizes: Sizes, number: int) -> Layer:
 
     Embedding, norm and output matrix may be the model's.
     """
-    if number < sizes["layers"] - sizes["guessing"]:
+    if number < sizes["layers"] - sizes["mtp_layers"]:
         return {}
     return {
         "nextn.eh_proj.weight": as_stored("eh_proj", "width", "both_inputs"),

@@ -17,7 +17,7 @@ def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> Checkpoi
     """Read Llama; its GGUF has two keys that others leave out."""
     h = decoder(config, scalings=scalings)
     warn_of_window(config)
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
 def internlm3(config: Config) -> CheckpointFacts:
@@ -33,7 +33,7 @@ def mistral3(config: Config) -> CheckpointFacts:
     rope = rope_parameters(config)
     rope.only("attention_factor")
     rope.only("mscale", 1)
-    return h.plus(
+    return h.updated(
         rope__scaling__attn_factor=None,
         rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
         attention__temperature_scale=rope.number("llama_4_scaling_beta"),
@@ -55,7 +55,7 @@ def smollm3(config: Config) -> CheckpointFacts:
 
 def granite(config: Config) -> CheckpointFacts:
     """Read Granite: four scaling factors."""
-    return llama(config).plus(
+    return llama(config).updated(
         attention__scale=config.number("attention_multiplier", 1.0),
         embedding_scale=config.number("embedding_multiplier", 1.0),
         residual_scale=config.number("residual_multiplier", 1.0),
@@ -65,7 +65,7 @@ def granite(config: Config) -> CheckpointFacts:
 
 def granitemoe(config: Config) -> CheckpointFacts:
     h = with_experts(config, granite(config), "intermediate_size", "num_local_experts")
-    return h.plus({"both_hidden": 2 * h.sizes["expert_hidden"]})
+    return h.updated({"both_hidden": 2 * h.sizes["expert_hidden"]})
 
 
 LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
@@ -132,7 +132,7 @@ SEED_OSS = Family("seed_oss", {**ATTENTION, **GATED, **NORMS_AROUND}, seed_oss, 
 def arcee(config: Config) -> CheckpointFacts:
     """Read Arcee: squared ReLU without gates."""
     h = decoder(config, activations=("relu2",), scalings=LLAMA_SCALING)
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
 ARCEE = replace(
@@ -148,7 +148,7 @@ def minicpm(config: Config) -> CheckpointFacts:
     """Read MiniCPM: factors of embeddings, residuals and logits; frequency factors for short and long contexts."""
     h = decoder(config, scalings=("longrope",))
     magnitude = h.metadata.get("rope.scaling.attn_factor")
-    return h.plus(
+    return h.updated(
         embedding_scale=config.number("scale_emb"),
         residual_scale=config.number("scale_depth") / h.sizes["layers"] ** 0.5,
         logit_scale=h.sizes["width"] / config.number("dim_model_base"),
@@ -164,7 +164,7 @@ def pangu(config: Config) -> CheckpointFacts:
     """Read Pangu: attention biases."""
     h = decoder(config)
     lengths: dict[str, object] = {f"attention__{side}_length": h.sizes["head_dim"] for side in ("key", "value")}
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"], **lengths)
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"], **lengths)
 
 
 PANGU = Family("pangu-embedded", {**ATTENTION, **GATED, **NORMS_BEFORE}, pangu, biased=tuple(ATTENTION))
@@ -173,7 +173,7 @@ PANGU = Family("pangu-embedded", {**ATTENTION, **GATED, **NORMS_BEFORE}, pangu, 
 def maincoder(config: Config) -> CheckpointFacts:
     """Read Maincoder: head norms."""
     h = decoder(config)
-    return h.plus(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
+    return h.updated(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
 
 MAINCODER = Family("maincoder", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE}, maincoder)
@@ -181,7 +181,7 @@ MAINCODER = Family("maincoder", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEF
 
 def nanbeige(config: Config) -> CheckpointFacts:
     """Read Nanbeige: the layers may run several times."""
-    return llama(config).plus(
+    return llama(config).updated(
         num_loops=config.count("num_loops", 1), skip_loop_final_norm=config.flag("skip_loop_final_norm")
     )
 

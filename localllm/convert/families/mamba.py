@@ -85,7 +85,7 @@ def falcon_mamba(config: Config) -> CheckpointFacts:
     """Read Falcon Mamba: norms of the scan's inputs."""
     h = mamba(config)
     config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
-    return h.plus(ssm__dt_b_c_rms=True)
+    return h.updated(ssm__dt_b_c_rms=True)
 
 
 FALCON_MAMBA = replace(MAMBA, read=falcon_mamba)

@@ -33,7 +33,7 @@ def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[s
 
 def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
     """Add the ssm.* metadata."""
-    return h.plus(
+    return h.updated(
         sizes,
         ssm__conv_kernel=sizes["kernel"],
         ssm__inner_size=sizes["inner"],
@@ -88,7 +88,7 @@ def falcon_h1(config: Config) -> CheckpointFacts:
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
     sizes = states_of(config, h.sizes["width"], inner, "mamba_", OF_HYBRIDS)
     own = {"has_norm": int(config.flag("mamba_rms_norm", False))}
-    h = with_states(h.plus(own, vocab_size=h.sizes["vocab"]), sizes)
+    h = with_states(h.updated(own, vocab_size=h.sizes["vocab"]), sizes)
     return replace(h, factors=factors_of(config, h.sizes))
 
 
@@ -130,15 +130,15 @@ def bamba(config: Config) -> CheckpointFacts:
         config.only(name, False)
     dims = config.get("attn_rotary_emb")
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
-    said = config if dims is None else config.plus(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+    said = config if dims is None else config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
     h = decoder(said, whole_heads=False)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
     turned = rotary_dims(said, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(config, h.plus({"turned": turned}), [number in indices for number in range(layers)])
-    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=turned, rope__scaling__finetuned=True)
+    h = attending(config, h.updated({"turned": turned}), [number in indices for number in range(layers)])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=turned, rope__scaling__finetuned=True)
 
 
 def bamba_layer(sizes: Sizes, number: int) -> Layer:

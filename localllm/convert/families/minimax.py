@@ -27,7 +27,7 @@ def minimax01(config: Config) -> CheckpointFacts:
     attends = [number % 8 == 7 for number in range(h.sizes["layers"])]
     config.only("attn_type_list", [*map(int, attends)])
     own = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
-    return h.plus(
+    return h.updated(
         {**own, "fused_rows": 3 * h.sizes["queries"]},
         residual_scale=config.number(f"layernorm_{kinds[0]}_alpha", 1.0),
         rope__dimension_count=config.count("rotary_dim"),
@@ -53,7 +53,7 @@ def minimax_m2(config: Config) -> CheckpointFacts:
     config.only("scoring_func", "sigmoid")
     config.only("use_routing_bias", True)
     h = with_experts(config, decoder(config, whole_heads=False), "intermediate_size", "num_local_experts")
-    return h.plus(
+    return h.updated(
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_gating_func=SIGMOID,
         rope__dimension_count=config.count("rotary_dim", rotary_dims(config, h.sizes["head_dim"])),

@@ -36,7 +36,7 @@ def ernie_moe(config: Config) -> CheckpointFacts:
     h = decoder(config, scalings=LLAMA_SCALING)
     h = with_experts(config, h, "moe_intermediate_size", "moe_num_experts", "moe_k")
     shared = config.count("moe_num_shared_experts", 0)
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading, "shared_hidden": shared * h.sizes["expert_hidden"], "one": 1},
         interleave_moe_layer_step=1,
         leading_dense_block_count=leading,
@@ -80,7 +80,7 @@ def afmoe(config: Config) -> CheckpointFacts:
     h = with_experts(config, decoder(config, scalings=("yarn",)), "moe_intermediate_size")
     config.windows([number % 4 != 3 for number in range(h.sizes["layers"])])
     shared, leading = config.count("num_shared_experts"), config.count("num_dense_layers")
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading, "shared_hidden": shared * h.sizes["expert_hidden"]},
         vocab_size=h.sizes["vocab"],
         rope__dimension_count=h.sizes["head_dim"],
@@ -124,7 +124,7 @@ def llama4(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
     step = config.count("interleave_moe_layer_step", 1)
-    h = decoder(config.plus(intermediate_size=config.count("intermediate_size_mlp")), scalings=LLAMA_SCALING)
+    h = decoder(config.updated(intermediate_size=config.count("intermediate_size_mlp")), scalings=LLAMA_SCALING)
     layers = h.sizes["layers"]
     config.only("moe_layers", [*range(step - 1, layers, step)])
     chunks = [number % 4 != 3 for number in range(layers)]
@@ -132,7 +132,7 @@ def llama4(config: Config) -> CheckpointFacts:
     config.only("no_rope_layers", [*map(int, chunks)], [])
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
     hidden = h.sizes["expert_hidden"]
-    return h.plus(
+    return h.updated(
         {"step": step, "shared_hidden": hidden, "both_hidden": 2 * hidden},
         vocab_size=h.sizes["vocab"],
         rope__dimension_count=h.sizes["head_dim"],
@@ -160,8 +160,8 @@ def sparse(config: Config, h: CheckpointFacts, scale: str) -> CheckpointFacts:
     h = with_experts(config, h, "moe_intermediate_size")
     hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
     sizes = {"leading_dense": leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
-    sizes |= {"guessing": config.count("num_nextn_predict_layers", 0)}
-    return h.plus(
+    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0)}
+    return h.updated(
         sizes,
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=hidden,
@@ -173,13 +173,13 @@ def sparse(config: Config, h: CheckpointFacts, scale: str) -> CheckpointFacts:
 def hy_v3(config: Config) -> CheckpointFacts:
     """Read HunYuan 3."""
     h = sparse(config, decoder(config), "router_scaling_factor")
-    return h.plus(expert_weights_norm=config.flag("route_norm", True))
+    return h.updated(expert_weights_norm=config.flag("route_norm", True))
 
 
 def exaone_moe(config: Config) -> CheckpointFacts:
     """Read K-EXAONE: windows as in EXAONE 4."""
     h = sparse(config, exaone4(config), "routed_scaling_factor")
-    return h.plus(
+    return h.updated(
         expert_shared_count=config.count("num_shared_experts"),
         expert_weights_norm=config.flag("norm_topk_prob", True),
         expert_group_count=config.count("n_group", 1),
@@ -225,11 +225,11 @@ def dbrx(config: Config) -> CheckpointFacts:
     own |= {"num_hidden_layers": config.count("n_layers"), "num_key_value_heads": attention.count("kv_n_heads", 1)}
     own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
     own |= {"intermediate_size": networks.count("ffn_hidden_size"), "rope_theta": attention.get("rope_theta")}
-    h = decoder(config.plus(**own))
+    h = decoder(config.updated(**own))
     h = with_experts(networks, h, "ffn_hidden_size", "moe_num_experts", "moe_top_k")
     sizes = {"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]}
     sizes |= {"all_hidden": h.sizes["experts"] * h.sizes["expert_hidden"]}
-    return h.plus(
+    return h.updated(
         sizes,
         attention__layer_norm_rms_epsilon=None,
         attention__layer_norm_epsilon=1e-5,

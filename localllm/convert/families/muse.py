@@ -23,7 +23,7 @@ def muse_glimmer(config: Config) -> CheckpointFacts:
     base, windows = h.metadata["rope.freq_base"], windows_of(config, h.sizes["layers"], period=4)
     config.only("layer_rope_theta", [base if window else 0 for window in windows])
     h = replace(h, factors={"attn_q_norm": [np.array([config.number("qk_scale_factor")], np.float32)]})
-    return h.plus(
+    return h.updated(
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
         logit_scale=config.number("output_multiplier"),

@@ -33,12 +33,12 @@ def nemotron_h(config: Config) -> CheckpointFacts:
     config.only("moe_latent_size", None)
     kinds = kinds_of(config)
     own = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
-    h = decoder(config.plus(**own))
+    h = decoder(config.updated(**own))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
     h = with_states(h, states_of(config, h.sizes["width"], inner, "", NAMES))
     hidden = config.count("moe_intermediate_size") if mixes(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
-    return h.plus(
+    return h.updated(
         {f"kind_{number}": kind for number, kind in enumerate(kinds)},
         vocab_size=h.sizes["vocab"],
         context_length=CONTEXT,
@@ -73,7 +73,7 @@ def kinds_of(config: Config) -> list[int]:
 
 
 def mixes(config: Config) -> bool:
-    """Tell whether feed-forward networks are experts."""
+    """Return whether feed-forward networks are experts."""
     return any(kind in OF_EXPERTS for kind in layer_kinds(config))
 
 
@@ -84,7 +84,7 @@ def nemotron_h_moe(config: Config) -> CheckpointFacts:
     config.only("n_shared_experts", 1)
     h = with_experts(config, nemotron_h(config), "moe_intermediate_size", "n_routed_experts")
     shared = config.count("moe_shared_expert_intermediate_size")
-    return h.plus(
+    return h.updated(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,

@@ -13,7 +13,7 @@ def olmo(config: Config) -> CheckpointFacts:
     """Read OLMo 1: layer norms without weights; queries, keys and values may be clamped."""
     config.only("attention_bias", False)
     limit = None if config.get("clip_qkv") is None else config.number("clip_qkv")
-    return decoder(config).plus(
+    return decoder(config).updated(
         attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=1e-5, attention__clamp_kqv=limit
     )
 
@@ -27,7 +27,7 @@ def olmo3(config: Config) -> CheckpointFacts:
     windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
     config.windows(windows)
     local = config.section("rope_parameters").section("sliding_attention")
-    return h.plus(
+    return h.updated(
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
         rope__freq_base_swa=local.number("rope_theta", h.metadata["rope.freq_base"]),

@@ -14,7 +14,7 @@ def phi3(config: Config) -> CheckpointFacts:
     warn_of_window(config)
     queries, keys = h.sizes["queries"], h.sizes["keys"]
     context = h.metadata["context_length"]
-    return h.plus(
+    return h.updated(
         {"fused_rows": queries + 2 * keys, "both_hidden": 2 * h.sizes["hidden"]},
         attention__sliding_window=config.count("sliding_window", 0),
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),

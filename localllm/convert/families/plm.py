@@ -13,11 +13,11 @@ def plm(config: Config) -> CheckpointFacts:
     """Read PLM: MLA, and squared ReLU."""
     heads, rotated, latent = (config.count(f"{n}") for n in ("num_attention_heads", "qk_rope_head_dim", "kv_lora_rank"))
     config.only("q_lora_rank")
-    h = decoder(config.plus(head_dim=rotated), activations=("relu2",))
+    h = decoder(config.updated(head_dim=rotated), activations=("relu2",))
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     sizes = {"latent": latent, "latent_and_key": latent + rotated, "values": heads * value_dim}
     sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
-    return h.plus(
+    return h.updated(
         sizes,
         vocab_size=h.sizes["vocab"],
         attention__kv_lora_rank=latent,

@@ -38,7 +38,7 @@ def qwen2moe(config: Config) -> CheckpointFacts:
     config.only("norm_topk_prob", False)
     h = qwen_moe(config)
     shared = config.count("shared_expert_intermediate_size")
-    return h.plus({"shared_hidden": shared, "one": 1}, expert_shared_feed_forward_length=shared)
+    return h.updated({"shared_hidden": shared, "one": 1}, expert_shared_feed_forward_length=shared)
 
 
 def qwen3moe(config: Config) -> CheckpointFacts:
@@ -53,13 +53,13 @@ def qwen_moe(config: Config, read: Callable[[Config], CheckpointFacts] = qwen) -
     config.only("mlp_only_layers", [])
     count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     h = with_experts(config, read(config), "moe_intermediate_size", count)
-    return h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
+    return h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
 
 
 def seeing(h: CheckpointFacts, config: Config) -> CheckpointFacts:
     """Add the number of DeepStack layers of Qwen3-VL."""
     deep = config.section("vision_config").get("deepstack_visual_indexes", [])
-    return h.plus(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
+    return h.updated(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
 
 
 def qwen3vl(config: Config) -> CheckpointFacts:
@@ -69,7 +69,7 @@ def qwen3vl(config: Config) -> CheckpointFacts:
 def qwen3vlmoe(config: Config) -> CheckpointFacts:
     config.only("norm_topk_prob", True)
     h = seeing(qwen_moe(config, qwen2vl), config)
-    return h.plus({"both_hidden": 2 * h.sizes["expert_hidden"]})
+    return h.updated({"both_hidden": 2 * h.sizes["expert_hidden"]})
 
 
 QWEN2 = Family("qwen2", {**ATTENTION, **GATED, **NORMS_BEFORE}, qwen, biased=("attn_q", "attn_k", "attn_v"))

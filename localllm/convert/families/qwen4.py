@@ -31,15 +31,17 @@ def qwen4exp(config: Config) -> CheckpointFacts:
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
-    known = with_sections(config).plus(layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden))
+    known = with_sections(config).updated(
+        layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
+    )
     h = mixed(known, qwen_next(known, (SECTIONS,)))
     if config.get("intermediate_size") is None:
-        h = h.plus(feed_forward_length=None)
+        h = h.updated(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
     streams, rank, attends = config.count("hc_count", 4), config.count("hc_lowrank", 320), "attends_{}"
-    sizes = {"streams": streams, "joined": streams * h.sizes["width"], "rank": rank, "guessing": 0, "index_dim": dim}
+    sizes = {"streams": streams, "joined": streams * h.sizes["width"], "rank": rank, "mtp_layers": 0, "index_dim": dim}
     sizes |= {"index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
-    return with_ngrams(config, h).plus(
+    return with_ngrams(config, h).updated(
         sizes,
         hyper_connection__count=streams,
         hyper_connection__low_rank=rank,
@@ -54,7 +56,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     """Add n-gram embeddings, if there are any."""
     layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
     if not layers:
-        return h.plus({"hashes": 0})
+        return h.updated({"hashes": 0})
     if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], int):
         raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
@@ -70,7 +72,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
         raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: inconsistent")
     sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
     sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
-    return h.plus(
+    return h.updated(
         sizes,
         ple__layers=[layers[0] - 1],
         ple__ngram_size=length,

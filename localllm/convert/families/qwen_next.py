@@ -51,11 +51,11 @@ def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) ->
         "both_strengths": 2 * values,
         "kernel": kernel,
         "one": 1,
-        "guessing": int(config.get("mtp_num_hidden_layers", 1) != 0),
+        "mtp_layers": int(config.get("mtp_num_hidden_layers", 1) != 0),
         "both_inputs": 2 * h.sizes["width"],
         **{f"attends_{number}": int(does) for number, does in enumerate([*attends, True])},
     }
-    return h.plus(
+    return h.updated(
         sizes,
         attention__key_length=h.sizes["head_dim"],
         attention__value_length=h.sizes["head_dim"],
@@ -97,7 +97,7 @@ def qwen35moe(config: Config) -> CheckpointFacts:
 def with_sections(config: Config) -> Config:
     """Add the family's M-RoPE sections."""
     rope = config.section("rope_parameters").content
-    return config.plus(rope_parameters={"mrope_section": [11, 11, 10], **rope})
+    return config.updated(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
 
 def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
@@ -105,7 +105,7 @@ def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
         config.only(name, value)
     shared = config.count("shared_expert_intermediate_size")
     h = with_experts(config, h, "moe_intermediate_size")
-    return h.plus(
+    return h.updated(
         {"shared_hidden": shared, "both_hidden": 2 * h.sizes["expert_hidden"]},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
@@ -213,13 +213,13 @@ def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, 
     return layer
 
 
-def with_offsets(guessing: Layer) -> Layer:
+def with_offsets(layer: Layer) -> Layer:
     """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return {name: replace(its, made=build) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
+    return {name: replace(its, build=build) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
 
 
 IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
@@ -228,10 +228,10 @@ MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
 
 def with_mtp(name: str, layers: int) -> str:
     """Rename multi-token prediction tensors to those of a layer after the others."""
-    guessing = MTP.fullmatch(name)
-    if not guessing:
+    match = MTP.fullmatch(name)
+    if not match:
         return name
-    module, _, kind = guessing[1].rpartition(".")
+    module, _, kind = match[1].rpartition(".")
     return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 

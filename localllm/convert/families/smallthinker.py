@@ -25,9 +25,9 @@ def smallthinker(config: Config) -> CheckpointFacts:
     if has_windows:
         config.only("sliding_window_size", WINDOW)
     used = "moe_num_active_primary_experts"
-    h = decoder(config.plus(intermediate_size=hidden))
+    h = decoder(config.updated(intermediate_size=hidden))
     h = with_experts(config, h, "moe_ffn_hidden_size", "moe_num_primary_experts", used)
-    return h.plus(
+    return h.updated(
         expert_feed_forward_length=hidden,
         expert_gating_func=SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,
         attention__sliding_window=WINDOW if has_windows else None,

@@ -33,7 +33,7 @@ def minimax_m3(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("qk_norm_type", "per_head")
     dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
-    h = decoder(config.plus(intermediate_size=dense), activations=("silu", "swigluoai"), whole_heads=False)
+    h = decoder(config.updated(intermediate_size=dense), activations=("silu", "swigluoai"), whole_heads=False)
     if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
         raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
@@ -44,7 +44,7 @@ def minimax_m3(config: Config) -> CheckpointFacts:
         raise config.refusal("moe_layer_freq: other layers with experts and indexers than those after the first ones")
     hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
     heads, dim = chosen.count("sparse_num_index_heads"), chosen.count("sparse_index_dim")
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
         rope__dimension_count=dims,
         leading_dense_block_count=leading,
@@ -110,7 +110,7 @@ def glm5_next(config: Config) -> CheckpointFacts:
     config.only("num_nextn_predict_layers", 0)
     said, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
     said.only("num_heads", heads)
-    h = decoder(config.plus(num_key_value_heads=1, head_dim=None))
+    h = decoder(config.updated(num_key_value_heads=1, head_dim=None))
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS:
@@ -128,7 +128,7 @@ def glm5_next(config: Config) -> CheckpointFacts:
     sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
     sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
     sizes |= {"narrow": config.count(narrow), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
-    return with_pools(config, h).plus(
+    return with_pools(config, h).updated(
         sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
         vocab_size=h.sizes["vocab"],
         attention__head_count_kv=[int(does) for does in attends],
@@ -164,7 +164,7 @@ def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
     sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}
     sizes |= {"joined": streams * h.sizes["width"], "mixes": (2 + streams) * streams}
-    return h.plus(
+    return h.updated(
         sizes,
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,

@@ -51,7 +51,7 @@ def t5(config: Config) -> CheckpointFacts:
 
 
 def is_scaled(config: Config, tied: bool) -> bool:
-    """Tell whether the output matrix's input is scaled, which GGUF's readers do not support.
+    """Return whether the output matrix's input is scaled, which GGUF's readers do not support.
 
     It is scaled where embeddings are tied, unless newer checkpoints say otherwise; never in mT5.
     """
@@ -79,8 +79,8 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
 
 def encoder(config: Config) -> CheckpointFacts:
     """Read an encoder alone, an embedding model."""
-    h = t5(config.plus(num_decoder_layers=None))
-    return h.plus({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
+    h = t5(config.updated(num_decoder_layers=None))
+    return h.updated({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 
 
 def encoder_whole(sizes: Sizes) -> Layer:

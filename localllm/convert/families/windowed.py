@@ -47,14 +47,14 @@ def mellum(config: Config) -> CheckpointFacts:
     config.only("mlp_layer_types", ["sparse"] * layers)
     count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     h = with_experts(config, h, "moe_intermediate_size", count)
-    h = h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
+    h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
     windows = windows_of(config, layers, period=1)
     if not config.flag("use_sliding_window", True) or config.get("sliding_window") is None:
         config.only("layer_types", ["full_attention"] * layers)
         return h
     rope = local_rope(config)
     rope.only("rope_theta", base)
-    return h.plus(
+    return h.updated(
         rope__freq_base_swa=rope.get("rope_theta"),
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
@@ -88,7 +88,7 @@ def laguna(config: Config) -> CheckpointFacts:
     sizes = {"shared_hidden": shared, "leading_dense": leading_dense(config)}
     sizes |= by_layer("queries", [n * dim for n in heads])
     sizes |= by_layer("gates", [n * each for n, each in zip(heads, gates, strict=True)])
-    h = h.plus(
+    h = h.updated(
         sizes,
         vocab_size=h.sizes["vocab"],
         attention__head_count=heads,
@@ -105,7 +105,7 @@ def laguna(config: Config) -> CheckpointFacts:
     rope = local_rope(config)
     if windows != [number % 4 != 0 for number in range(layers)]:
         raise config.refusal("layer_types: windows in other layers than usual are not supported")
-    return h.plus(
+    return h.updated(
         attention__sliding_window=config.count("sliding_window"),
         rope__freq_base_swa=rope.number("rope_theta", 10000.0),
         rope__dimension_count_swa=rotary_dims(Config({"rope_parameters": rope.content}, config.path), dim),
@@ -148,7 +148,7 @@ def mimo2(config: Config) -> CheckpointFacts:
     config.only("n_shared_experts", 0)
     config.only("routed_scaling_factor", 1.0)
     own = {"rms_norm_eps": config.number("layernorm_epsilon", 1e-5)}
-    h = decoder(config.plus(**own), whole_heads=False)
+    h = decoder(config.updated(**own), whole_heads=False)
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers, dim = h.sizes["layers"], config.count("v_head_dim")
     windows, mixes = (flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
@@ -156,7 +156,7 @@ def mimo2(config: Config) -> CheckpointFacts:
     kv_heads = [local if window else h.sizes["kv_heads"] for window in windows]
     scale = config.get("attention_value_scale")
     groups = ("n_group", "topk_group")
-    return h.plus(
+    return h.updated(
         {
             **by_layer("keys", [n * h.sizes["head_dim"] for n in kv_heads]),
             **by_layer("values", [n * dim for n in kv_heads]),
@@ -213,7 +213,7 @@ def cohere2moe(config: Config) -> CheckpointFacts:
     if function == "softmax":  # of the selected experts
         config.only("norm_topk_prob", True)
     hidden = config.count("prefix_dense_intermediate_size", config.count("intermediate_size"))
-    h = with_experts(config, decoder(config.plus(intermediate_size=hidden)), "intermediate_size")
+    h = with_experts(config, decoder(config.updated(intermediate_size=hidden)), "intermediate_size")
     shared, epsilon = config.count("num_shared_experts", 0), config.get("rms_norm_eps")
     centered = {
         "attention__layer_norm_rms_epsilon": None if epsilon is None else h.metadata["attention.layer_norm_rms_epsilon"]
@@ -221,7 +221,7 @@ def cohere2moe(config: Config) -> CheckpointFacts:
     if epsilon is None or config.get("layer_norm_eps") is not None:
         centered["attention__layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5)
     leading, of_experts = leading_dense(config), h.sizes["expert_hidden"]
-    return h.plus(
+    return h.updated(
         {"leading_dense": leading, "shared_hidden": shared * of_experts},
         vocab_size=h.sizes["vocab"],
         logit_scale=config.number("logit_scale"),
@@ -269,18 +269,18 @@ def granite_swa(config: Config) -> CheckpointFacts:
     """Read Granite 4 with windows: a sink per head; some layers may have no RoPE."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
-    h = granite(config.plus(sliding_window=None))
+    h = granite(config.updated(sliding_window=None))
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
     if config.get("layer_types") is None:
         types = ["full_attention" if number % 4 == 0 else SLIDING for number in range(layers)]
-        config = config.plus(layer_types=types)
+        config = config.updated(layer_types=types)
     thetas = config.get("layer_rope_theta", [base] * layers)
     if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= STILL | {str(base)}:
         raise config.refusal(f"layer_rope_theta should be {base} or 0 for each of {layers} layers")
     rotates = [str(theta) not in STILL for theta in thetas]
     if config.get("no_rope_layers"):
         rotates = [*map(bool, flags(config, "no_rope_layers", layers))]
-    return h.plus(
+    return h.updated(
         attention__rope_pattern=None if all(rotates) and not config.get("no_rope_layers") else rotates,
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows_of(config, layers),
@@ -305,7 +305,7 @@ def granitemoe_swa(config: Config) -> CheckpointFacts:
     h = with_experts(config, granite_swa(config), "intermediate_size", "num_local_experts")
     shared = config.count("shared_intermediate_size", 0)
     sizes = {"both_hidden": 2 * h.sizes["expert_hidden"], "shared_hidden": shared, "both_shared": 2 * shared}
-    return h.plus(sizes, expert_shared_feed_forward_length=shared or None)
+    return h.updated(sizes, expert_shared_feed_forward_length=shared or None)
 
 
 def granitemoe_swa_layer(sizes: Sizes, number: int) -> Layer:

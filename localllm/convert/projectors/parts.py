@@ -73,12 +73,12 @@ class Part:
 
     Attributes:
         theirs: its name in the checkpoint, after the prefix of the encoder or the projector.
-        shape: its stored shape.  made: its transformation.
+        shape: its stored shape.  convert: its transformation.
     """
 
     theirs: str
     shape: Shape
-    made: Callable[[TensorSource], TensorSource] = lambda source: source
+    convert: Callable[[TensorSource], TensorSource] = lambda source: source
 
 
 Parts = Mapping[str, Part]  # by GGUF's names
@@ -130,7 +130,7 @@ def plain(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
 def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
     """Repeat the tensors for every layer; theirs: the checkpoint's name for the list of layers."""
     return {
-        f"v.blk.{number}.{name}": Part(f"{theirs}.{number}.{part.theirs}", part.shape, part.made)
+        f"v.blk.{number}.{name}": Part(f"{theirs}.{number}.{part.theirs}", part.shape, part.convert)
         for number in range(count)
         for name, part in layer.items()
     }

@@ -51,7 +51,7 @@ class Rotate(Operation):
             pairs = rope.dims // 2
             frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
             table = Buffer(steps.target.tokens, pairs * 8)
-            arguments: dict[str, object] = {"positions": steps.header.rotary_positions, "before": rope.before}
+            arguments: dict[str, object] = {"positions": steps.header.rotary_positions, "before": rope.position_offset}
             arguments |= {"frequencies": frequencies, "pairs": pairs}
             steps.row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
             return table
@@ -115,7 +115,7 @@ class PositionReference(Computing):
 
     def rope(self, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
         frequencies = rope.frequencies(factors.vector() if factors else None)
-        angles = (self._turns(rope, positions) - rope.before)[:, None] * frequencies
+        angles = (self._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
         y = x.reshape(len(x), -1, rope.head_dim).copy()
         rotated, half = y[:, :, : rope.dims], rope.dims // 2
@@ -131,7 +131,7 @@ class PositionReference(Computing):
         if positions is not self.positions:
             return positions[:, None]
         turns = [positions_of(span) for span in self._spans]
-        return np.concatenate(turns)[:, list(rope.axes) or [0]]
+        return np.concatenate(turns)[:, list(rope.pair_axes) or [0]]
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short

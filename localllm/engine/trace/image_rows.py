@@ -31,7 +31,9 @@ class Angles(NamedTuple):
     def fill(self, turns: np.ndarray) -> None:
         """Write the cosines and sines for positions, int64 [tokens, 3]: time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
-        angles = (turns[:, list(self.rope.axes) or [0]] - self.rope.before) * self.rope.frequencies(divisors)
+        angles = (turns[:, list(self.rope.pair_axes) or [0]] - self.rope.position_offset) * self.rope.frequencies(
+            divisors
+        )
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude
         self.table[: len(turns), 1] = np.sin(angles) * self.rope.magnitude
 

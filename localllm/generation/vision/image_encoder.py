@@ -112,7 +112,10 @@ class ImageEncoder:
                 self._files.keep(digest, rows)
         seen = [
             ImageEmbedding(
-                digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead
+                digest + bytes([number & 255, number >> 8]),
+                some,
+                h.mrope_positions(prepared.pictures[number]),
+                h.sees_ahead,
             )
             for number, some in enumerate(rows)
         ]

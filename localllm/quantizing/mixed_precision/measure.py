@@ -176,7 +176,7 @@ def blocks_of(formats: Sequence[str]) -> list[int]:
 
 
 def is_adjustable(job: TensorJob) -> bool:
-    """Tell whether a matrix may get another format than the recipe's."""
+    """Return whether a matrix may get another format than the recipe's."""
     return not job.is_copied and job.format.block > 1
 
 

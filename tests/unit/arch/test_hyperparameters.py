@@ -447,7 +447,7 @@ def test_yarn_of_a_long_original_context_by_hand():
 
 def test_what_is_unscaled_is_as_if_there_were_no_scaling():
     """Some layers of Gemma 3 and OLMo 3: neither their frequencies are stretched nor their magnitude is raised."""
-    scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, turns=(16.0, 2.0))
+    scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, yarn_betas=(16.0, 2.0))
     unscaled = scaled.without_scaling(5000.0)
     np.testing.assert_array_equal(unscaled.frequencies(), rope(64, 5000.0).frequencies())
     assert unscaled.magnitude == 1
@@ -480,7 +480,9 @@ def test_pairs_turn_by_their_axes_and_those_of_the_fourth_stand_still(sections, 
         METADATA if sections is None else METADATA | {"llama.rope.dimension_sections": np.array(sections, np.int32)}
     )
     turned = rope(dims=16)
-    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(turned, still=still, axes=axes)
+    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(
+        turned, unrotated=still, pair_axes=axes
+    )
 
 
 @pytest.mark.parametrize("sections", [[1, 2, 3], [1, 2, 3, 4, 5], [0, 0, 0, 0], [1, -1, 1, 0], 3])

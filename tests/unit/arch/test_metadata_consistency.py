@@ -188,7 +188,7 @@ def test_kinds(name: str, fine: list[Any], wrong: list[Any]):
 
 def test_who_may_look_ahead():
     assert kept(attention__causal=True) == kept("bert", attention__causal=False) == ""
-    assert "llama models that look ahead are not supported" in kept(attention__causal=False)
+    assert "llama models with bidirectional attention are not supported" in kept(attention__causal=False)
 
 
 def test_numbers_that_float32_holds():

@@ -313,7 +313,7 @@ def test_what_the_delta_rule_writes_and_forgets():
 @pytest.mark.parametrize("family", [deepseek2, dots1, glm4, glm4moe, qwen35])
 def test_layers_that_guess_are_as_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
     monkeypatch.setattr(family, "mtp_output", lambda *given: given)
-    assert family.guess("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
+    assert family.draft("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
 
 
 # ---- poolings
@@ -436,7 +436,7 @@ def test_which_matrices_numbers_meet_before_they_are_kept():
 
 def test_what_all_models_have():
     h = Hyperparameters("x", 2, 8, 9, 10)
-    assert (h.guessing, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
+    assert (h.mtp_layers, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
     assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)
     with pytest.raises(NotImplementedError):
         h.states()

@@ -33,7 +33,7 @@ CASES = {
     "relu_squared": {},
     "relu": {},
     "exponential": {},
-    "plus": {"number": 0.7},
+    "add_scalar": {"number": 0.7},
     "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
     "sigmoid": {},
     "clamp": {"limit": 1.5},

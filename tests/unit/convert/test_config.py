@@ -86,7 +86,7 @@ def test_sections_and_defaults():
         given.section("inner").count("b") == 2 and given.section("null").content == given.section("none").content == {}
     )
     assert refused(given.section, "odd") == "odd: expected an object"
-    more = given.plus(a=3, c=4)
+    more = given.updated(a=3, c=4)
     assert (more.count("a"), more.count("c"), given.count("a")) == (3, 4, 1) and more.warnings is given.warnings
 
 
@@ -259,7 +259,7 @@ def test_norms_of_heads_that_are_stored_one_by_one(kind: str, shape: tuple[str, 
     norms = of_heads(kind, 3)
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
-    made = norms.made([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
+    made = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
     assert made.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
 
 

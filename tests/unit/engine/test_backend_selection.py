@@ -437,8 +437,12 @@ def test_angles_of_rows():
     turns = np.array([[5, 6, 7], [8, 9, 10]])
     for rope, divisors, positions in (
         (ROPE, None, [[5, 5], [8, 8]]),
-        (Rope(8, 4, False, magnitude=2.0, axes=(1, 2)), None, [[6, 7], [9, 10]]),
-        (Rope(8, 4, False, magnitude=2.0, before=3), np.array([2.0, 4.0], np.float32), [[1, 0.5], [2.5, 1.25]]),
+        (Rope(8, 4, False, magnitude=2.0, pair_axes=(1, 2)), None, [[6, 7], [9, 10]]),
+        (
+            Rope(8, 4, False, magnitude=2.0, position_offset=3),
+            np.array([2.0, 4.0], np.float32),
+            [[1, 0.5], [2.5, 1.25]],
+        ),
     ):
         table = np.zeros((3, 2, 2), np.float32)
         Angles(rope, divisors, table).fill(turns)

@@ -20,7 +20,7 @@ from step_costs import Free
 from localllm import api
 from localllm.arch import architecture
 from localllm.arch.kv_cache_types import KVType
-from localllm.arch.mtp import MtpOutput, guessing_state, has_guessing_layer
+from localllm.arch.mtp import MtpOutput, has_mtp_layer, mtp_state
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head
 from localllm.engine.draft_head import DraftHead
@@ -98,7 +98,7 @@ class Meaning:
     def guess(self, store: ReferenceCache, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
         """The logits are those of all tokens."""
         g = self.head_source
-        made, logits = g.guess(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
+        made, logits = g.draft(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
         every = np.full((len(logits), g.hyperparameters.vocab_size), -np.inf, np.float32)
         every[:, slice(None) if g.tokens is None else g.tokens] = logits
         return MtpOutput(made, every)
@@ -302,7 +302,7 @@ def test_forgetting_the_beginning_is_refused(path):
 def test_states_are_those_of_an_attending_layer(name, tmp_path):
     file = GGUFFile.open(written(name, tmp_path))
     _, h = architecture(file)
-    assert has_guessing_layer(Weights(file.tensors), h) and guessing_state(h).layer == h.layers
+    assert has_mtp_layer(Weights(file.tensors), h) and mtp_state(h).layer == h.layers
 
 
 @pytest.mark.parametrize(("name", "said"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
@@ -452,7 +452,7 @@ def test_commands(tmp_path, cli):
     )
     assert plain[:2] == guessing[:2] and plain[0] == 0
     code, out, err = cli("run", head_of(path), "-p", "Hi")
-    assert (code, out) == (3, "") and "which guesses for it, is no model of its own" in err
+    assert (code, out) == (3, "") and "a draft head runs only together with the model" in err
     other = write(model("llama", layers=2), tmp_path / "other.gguf")
     code, out, err = cli("run", other, "-p", "Hi", "--speculate", f"draft:{head_of(path)}")
     assert (code, out) == (2, "") and "is a draft head for a model with" in err and err.count("\n") == 1

@@ -236,7 +236,7 @@ def head_source(**changed):
     known = {
         "path": "head.gguf", "hyperparameters": SimpleNamespace(vocab_size=9, width=4), "columns": 12, "layers": (1,),
         "tokens": np.array([3, 5]), "state": Paged(0, 1, 4, 4), "weights": "weights", "names": [],
-        "fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 4), "guess": guess(2),
+        "fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 4), "draft": guess(2),
     }  # fmt: skip
     return SimpleNamespace(**known | changed)
 
@@ -244,7 +244,7 @@ def head_source(**changed):
 def guess(tokens: int):
     def say(b, weights, h, rows):
         made = b.scale(rows, 2.0)
-        return SimpleNamespace(made=made, logits=b.slice_columns(b.concat_heads(made, made, 1), 0, tokens))
+        return SimpleNamespace(hidden=made, logits=b.slice_columns(b.concat_heads(made, made, 1), 0, tokens))
 
     return say
 
@@ -284,7 +284,7 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     [
         ({"state": Recurrent(0, ())}, "head.gguf: a draft layer should have attention"),
         ({"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
-        ({"guess": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
+        ({"draft": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
         ({"tokens": None}, "head.gguf: logits for 2 tokens of 9"),
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],

@@ -52,7 +52,7 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
         return Reference([Span(ReferenceCache(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
 
     pixels, windows = h.rows(shown, weights), h.windows(grid)
-    b = builder(pixels, h.turns(grid))
+    b = builder(pixels, h.rotary_positions(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
     rows = family.gather(h, family.tower(b, weights, h, pixels), grid)
     return h.with_breaks(family.project(builder(rows), weights, h, rows), grid, weights)

@@ -16,7 +16,7 @@ from tests.unit.engine.trace.test_recorder import tensor, w
 from tests.unit.generation.test_prefix_match import TakenLock
 
 H = SimpleNamespace(
-    path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, columns=20, most_grid=(2, 3), row_width=5,
+    path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, input_width=20, most_grid=(2, 3), row_width=5,
     states=lambda: (),
 )  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_a_picture_is_read_by_both_programs(programs):
     """Which are made for the first one."""
     reader = VisionEncoder.__new__(VisionEncoder)
     reader.hyperparameters = h = SimpleNamespace(
-        path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", turns=lambda grid: f"turns of {grid}",
+        path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", rotary_positions=lambda grid: f"turns of {grid}",
         rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
         with_breaks=lambda rows, grid, weights: (rows, grid, weights),
         arrange=lambda rows, size, weights: (rows, size, weights),
@@ -214,7 +214,7 @@ def test_pairs(programs, monkeypatch):
 
 def test_both_encoders_of_a_pair(monkeypatch):
     same = {"vocab_size": 9, "width": 4, "out": 3}
-    vision, text = (SimpleNamespace(most_patches=n, columns=c, **same) for n, c in ((6, 20), (7, 4)))
+    vision, text = (SimpleNamespace(most_patches=n, input_width=c, **same) for n, c in ((6, 20), (7, 4)))
     monkeypatch.setattr(clip, "see", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
     monkeypatch.setattr(clip, "read", lambda b, weights, h, x: b.linear(x, w(4, 4, name="b")))
     for name in ("vector_of_picture", "vector_of_text"):

@@ -591,7 +591,7 @@ class Kept(dict):
 def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
     """An eye whose projector makes three rows of two pictures, and what the engine is told to see."""
     sees, told = ImageEncoder.__new__(ImageEncoder), []
-    hyperparameters = SimpleNamespace(axes=lambda picture: None, sees_ahead=True)
+    hyperparameters = SimpleNamespace(mrope_positions=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
     sees._reader = SimpleNamespace(hyperparameters=hyperparameters, operations=(), read_all=lambda pictures, size: rows)
     sees._engine = SimpleNamespace(register_image=told.append)

@@ -284,7 +284,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = Calibration.__new__(Calibration)
     made.heard, made.chunks = [], [np.arange(5), np.arange(9)]
     made._file = SimpleNamespace(tensors="tensors")
-    made._hyperparameters = SimpleNamespace(encode=None, guessing=0)
+    made._hyperparameters = SimpleNamespace(encode=None, mtp_layers=0)
     made._model = SimpleNamespace(forward=lambda *given: made.heard.append(given) or "logits")
     states = SimpleNamespace(operations=[
         kind((), None, state, *[None] * more)
@@ -312,7 +312,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_where_a_model_may_be_scaled(reading: Any, guessing: int, kept: tuple[str, ...]):
     """Where it reads the longest chunk; a layer that guesses reads the logits' matrix, too."""
-    reading._hyperparameters.guessing = guessing
+    reading._hyperparameters.mtp_layers = guessing
     operations, tensors, held = reading.folds()
     assert (len(operations), tensors, held) == (4, "tensors", kept)
     expected = (reading._file, reading._model.forward, "weights of tensors", reading._hyperparameters, 9)

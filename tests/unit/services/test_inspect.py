@@ -203,12 +203,12 @@ def test_layers_that_guess(
         def block(self, layer: int) -> Any:
             return SimpleNamespace(all=lambda: blocks.get(layer, []))
 
-    functions = {"read": print, "forward": print} | ({"guess": print} if has_guess else {})
+    functions = {"read": print, "forward": print} | ({"draft": print} if has_guess else {})
     module = SimpleNamespace(**functions)
     monkeypatch.setattr(inspect, "Weights", Weights)
     monkeypatch.setattr(inspect, "architecture", lambda file: (module, None))
-    monkeypatch.setattr(inspect, "has_guessing_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
-    file, h = SimpleNamespace(tensors="tensors"), SimpleNamespace(layers=2, guessing=guessing)
+    monkeypatch.setattr(inspect, "has_mtp_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
+    file, h = SimpleNamespace(tensors="tensors"), SimpleNamespace(layers=2, mtp_layers=guessing)
     size, is_used = sum(20 * layer for layer in there), bool(there) and has_guess and is_whole
     assert inspect.describe_mtp(file, h) == {"layers": len(there), "bytes": size, "used": is_used}  # type: ignore[arg-type]
     assert inspect.describe_mtp(file, None) == {"layers": 0, "bytes": 0, "used": False}  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ from localllm.kernels.verbs import ROWWISE
 SQRT_2_BY_PI = 0.7978845608028654
 SQRT_HALF = 0.7071067811865476
 XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
-PLUS, SCALE_COLUMNS = ROWWISE["plus"].arguments, ROWWISE["scale_columns"].arguments
+ADD_SCALAR, SCALE_COLUMNS = ROWWISE["add_scalar"].arguments, ROWWISE["scale_columns"].arguments
 SIGNED_ROOT = ROWWISE["signed_root"].arguments
 
 
@@ -208,7 +208,7 @@ gelu_erf = of_one(ROWWISE["gelu_erf"].arguments, inlined(lambda x, _: gelu_erf_f
 relu_squared = of_one(RELU_SQUARED, squared_above_zero)
 relu = of_one(ROWWISE["relu"].arguments, inlined(lambda x, _: if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)))
 exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))
-plus = of_one(PLUS, shifted, inlined(lambda a, token: argument_f32(a, PLUS.number)))
+add_scalar = of_one(ADD_SCALAR, shifted, inlined(lambda a, token: argument_f32(a, ADD_SCALAR.number)))
 sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
 xielu = of_one(XIELU, xielu_of, xielu_constants)  # wrong by alpha_n 2e-7
 scale_by_position = of_one(SCALE_BY_POSITION, scaled, temperature)

@@ -191,7 +191,7 @@ def limited_of(gate, up, sharpness, limit):
 
 gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(sigmoid_of)
 gelu_erf = of_one(gelu_erf_of)
-relu, exponential, plus = of_one(relu_of), of_one(exponential_of), of_one_and_number(shifted)
+relu, exponential, add_scalar = of_one(relu_of), of_one(exponential_of), of_one_and_number(shifted)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
 signed_root = of_one_and_number(signed_root_of)
 multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(geglu_of), of_two(reglu_of)

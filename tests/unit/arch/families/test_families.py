@@ -293,7 +293,7 @@ def refused(file, fields, problem):
     ("granite", {"logit_scale": 0.0}, "logit_scale should not be 0"),
     ("bitnet", {"hidden_act": "relu2"}, "hidden_act relu2 is not supported"),
     ("gptneox", {"use_parallel_residual": 1}, "should be true or false"),
-    ("qwen2", {"attention.causal": False}, "models that look ahead are not supported"),
+    ("qwen2", {"attention.causal": False}, "models with bidirectional attention are not supported"),
     ("glm4", {"rope.dimension_sections": np.array([8, 4, 4])}, "sections should be four numbers"),
     ("gemma4", {"attention.shared_kv_layers": 3}, "shared_kv_layers"),
     ("gemma4", {"attention.value_length_swa": 16}, "the length of keys"),
@@ -437,7 +437,7 @@ def test_layers_that_are_gone_through_twice_keep_twice(golden):
 @pytest.mark.parametrize("name, still", [("qwen2vl", range(12, 16)), ("qwen3vl", (9, 12, 14, 15))])
 def test_pairs_of_no_axis_stand_still(golden, name, still):
     """Of 16 pairs, 3, 5 and 4 belong to the axes of an image: one behind the other, or in turn."""
-    assert architecture(golden(name))[1].attention.rope.still == tuple(still)
+    assert architecture(golden(name))[1].attention.rope.unrotated == tuple(still)
 
 
 OF_EXPERTS = "gate_inp", "gate_exps", "up_exps", "down_exps"

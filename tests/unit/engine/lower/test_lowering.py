@@ -112,7 +112,7 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
 
 PAGED, INDEX = Paged(0, 2, 16, 32), Latent(0, 16, 16, is_index=True)
 WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
-NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, before=3)
+NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, position_offset=3)
 SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
 ACROSS = Scores(4, 0.5, cross_attention=True)
 BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
