@@ -1,8 +1,8 @@
-"""Encode a model's matrices by the inputs they get: implements `localllm quantize --calibrate`.
+"""Encode a model's matrices by their inputs on calibration texts: implements `localllm quantize --calibrate`.
 
 The model runs over calibration texts matrix by matrix, in the order of its layers. Each matrix is encoded with the
-second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices get the outputs of the encoded one. Each
-encoded matrix is written to a file next to the output, so that an interrupted run resumes and comes to the same bytes.
+second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices read the outputs of the encoded ones. Each
+encoded matrix is written to a file next to the output, so that an interrupted run resumes and gives the same bytes.
 """
 
 import hashlib
@@ -55,13 +55,13 @@ from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
-LOGITS = ("output.weight", EMBEDDING)  # weights that can make the logits
+LOGITS = ("output.weight", EMBEDDING)  # names of a possible output matrix
 LARGE = 4 << 20  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
-VERSION = 6  # of the procedure; part of the key of resumable work
+VERSION = 6  # of the procedure; part of the key by which interrupted work is found
 
 
 def as_file(source: Source) -> GGUFFile:
-    """View a source as a GGUF file with all vectors; matrices of other sources have their shape only, and zeros."""
+    """View a source as a GGUF file; from a source that is none, vectors are loaded, and matrices are zeros."""
     if isinstance(source, FoldedSource):
         file = as_file(source.inner)
         vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
@@ -94,7 +94,7 @@ class HeaderOnlyFile(GGUFFile):
 
 
 class Calibration:
-    """The texts, model and plan that matrices are encoded by.
+    """The texts, the model and the plan by which matrices are encoded.
 
     Attributes:
         jobs: the plan's, by tensor name.  chunks: token ids.  key: identifies the procedure and its inputs, to resume.
@@ -132,7 +132,7 @@ class Calibration:
         return other
 
     def with_metadata(self, plan: QuantizePlan) -> QuantizePlan:
-        """Add what was calibrated on to the metadata of the plan's first file."""
+        """Add a description of the calibration to the metadata of the plan's first file."""
         (metadata, jobs), *others = plan.files
         return replace(plan, files=[({**metadata, **self._metadata}, jobs), *others])
 
@@ -142,7 +142,7 @@ class Calibration:
         return [self.chunks[place][:tokens] for place in places]
 
     def folds(self) -> list[ScaleFold]:
-        """Find where scales can be folded into the model without changing what it computes."""
+        """Find where scales can be folded into the model without changing its outputs."""
         h = self._hyperparameters
         if h.encode:
             return []
@@ -151,12 +151,12 @@ class Calibration:
         return folds(said.operations, self._file.tensors, LOGITS if h.mtp_layers else (EMBEDDING,))
 
     def encoded_jobs(self) -> list[TensorJob]:
-        """List the matrices that `run` encodes: not those whose rows are only read."""
+        """List the matrices that `run` encodes: those that are multiplied, not only looked up."""
         multiplied = self._analyze(self.chunks)[0].multiplied
         return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
 
     def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
-        """Encode the matrices that `done` does not have. Raises ModelError for inputs that are not finite."""
+        """Encode the matrices that are not in `done`. Raises ModelError for inputs that are not finite."""
         matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
@@ -178,7 +178,7 @@ class Calibration:
     def logits(
         self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
     ) -> BatchedActivations:
-        """Run as `forward` does, with matrices that never stop the run."""
+        """Run like `forward`, with matrices that never stop the run."""
         logits = self.forward(matrices, chunks, threads, past)
         assert logits is not None
         return logits
@@ -210,10 +210,10 @@ class CalibratedMatrices(OriginalWeights):
         super().__init__(jobs, widener)
         self._done, self._threads, self._on_progress = done, threads, on_progress
         self._counted = dict[str, int]()  # weights of the finished matrices, by name
-        self._shared: object = None  # the activation that self._moments are of
+        self._shared: object = None  # the activation whose moments are in self._moments
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """Return embedding rows as the new file will have them, unencoded if the same matrix makes the logits."""
+        """Return embedding rows as in the new file, but unencoded if the matrix is also the output matrix."""
         rows, job = super().rows(weight, ids), self.jobs[weight.name]
         is_encoded = is_calibrated(job) and not job.makes_logits
         return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
@@ -230,7 +230,7 @@ class CalibratedMatrices(OriginalWeights):
         return self.matrix_rows(weight, lambda first, end: self._current_rows(job, first, end))
 
     def _encode(self, job: TensorJob, inputs: Inputs) -> None:
-        """Encode a matrix, or each of a stack by its own inputs."""
+        """Encode a matrix, or each matrix of a stack, by its inputs."""
         (rows, columns), pieces = (1, *job.tensor.shape)[-2:], []
         for n in range(row_count(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
@@ -256,5 +256,5 @@ class CalibratedMatrices(OriginalWeights):
 
 
 def is_calibrated(job: TensorJob) -> bool:
-    """Return whether a matrix is encoded by its inputs: it changes its format to one of blocks."""
+    """Return whether a matrix is encoded by its inputs: its format changes to a block format."""
     return not job.is_copied and job.format.block > 1

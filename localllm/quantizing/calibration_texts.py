@@ -14,7 +14,7 @@ from localllm.text.tokenizer import Tokenizer
 
 CHUNK, CHUNKS = 512, 64  # tokens per chunk; the most chunks that are used
 DATA = Path(__file__).resolve().parent.parent / "data" / "calibration"
-# In this order, so that each half has prose, code and something else: see localllm.quant.hessian.
+# Ordered so that each half has prose, code and something else: see localllm.quant.hessian.
 KINDS = (
     "prose.txt", "code.txt", "mathematics.txt", "languages.txt", "documentation.txt", "python.txt", "encyclopedia.txt",
     "chat.toml",

@@ -1,4 +1,4 @@
-"""Notice weights that are too large for their new format: they become its largest number."""
+"""Find weights that are too large for their new format and are clamped to its largest number."""
 
 from threading import Lock
 
@@ -9,23 +9,25 @@ from localllm.files.gguf.header import printable
 from localllm.quant.block_codes import dequantize
 from localllm.quant.formats import Format
 
-LARGEST = 65504.0  # of a float16, which the scales of most blocks are, too
-BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # what rounds to infinity
-MOST_LOST = 0.25  # of the largest weight: more than rounding takes from it
+LARGEST = 65504.0  # the largest float16; scales of most blocks are float16, too
+BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # the least magnitude that rounds to infinity
+MOST_LOST = 0.25  # of the largest weight: a larger loss is no rounding error
 
 
 class ClampedWeights:
-    """The tensors that had such weights; filled by several threads."""
+    """The tensors with clamped weights; several threads add to them."""
 
     def __init__(self, is_strict: bool = False):
         """Start empty; is_strict: the first clamped weight is an error."""
         self._is_strict, self._lock = is_strict, Lock()
-        self._counts = dict[tuple[str, str], tuple[int, float]]()  # by (tensor, format): how many, the largest
+        self._counts = dict[
+            tuple[str, str], tuple[int, float]
+        ]()  # by (tensor, format): number of clamped weights, the largest weight
 
     def check(self, name: str, format: Format, weights: np.ndarray, rows: np.ndarray) -> None:
         """Compare a tensor's weights, float32 [rows, columns], with their blocks, uint8 [rows, bytes].
 
-        Raises ModelError if one was clamped and that is an error.
+        Raises ModelError for a clamped weight if `is_strict`.
         """
         largest = max(float(weights.max()), -float(weights.min()))
         if largest <= LARGEST or not (count := count_clamped(format, weights, rows, largest)):
@@ -46,7 +48,7 @@ class ClampedWeights:
 
 
 def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest: float) -> int:
-    """Count the weights that are clamped; largest: of their sizes."""
+    """Count the clamped weights; largest: the largest magnitude of all weights."""
     if format.name == "F32":
         return 0
     if format.name in BEYOND:

@@ -1,4 +1,4 @@
-"""A source whose tensors have scales folded in; the model computes the same (localllm.engine.trace.scale_folding)."""
+"""A source with scales folded into its tensors; the model's outputs stay the same (engine.trace.scale_folding)."""
 
 from collections.abc import Mapping, Sequence
 from math import prod

@@ -1,7 +1,7 @@
 """Compute importance matrices: sums of squares of each matrix's inputs over texts (`localllm imatrix`).
 
-Texts are read in chunks as llama-imatrix reads them. Every SAVE_EVERY seconds the sums are written to a file next to
-the output; an interrupted run resumes from there and comes to the same bytes.
+Texts are read in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to the
+output; an interrupted run resumes from there and gives the same bytes.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ from localllm.services.chunks import split_chunks, with_bos
 from localllm.text.tokenizer import Tokenizer
 
 SAVE_EVERY = 10  # seconds
-VERSION = 2  # of what is collected; part of the key of resumable work
+VERSION = 2  # of the collected data; part of the key by which interrupted work is found
 SIZE = 512  # tokens of a chunk
-LAYER = "blk."  # in the names of a layer's tensors: at the beginning, or after enc.
+LAYER = "blk."  # prefix of a layer's tensors, after "enc." in an encoder of an encoder-decoder model
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
@@ -44,14 +44,14 @@ def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
 
 
 def default_size(path: str | os.PathLike[str]) -> int:
-    """Return the usual tokens of a chunk: 512, or what an embedding model can read at most. Raises ModelError."""
+    """Return the default tokens of a chunk: 512, or an embedding model's context if shorter. Raises ModelError."""
     if not makes_no_text(str(path)):
         return SIZE
     return min(SIZE, architecture(GGUFFile.open(path))[1].context)
 
 
 def is_collected(name: str) -> bool:
-    """Return whether a matrix has an entry, as llama-imatrix's layers have; outside of them if it is quantized."""
+    """Return whether a matrix gets an entry: in layers always, as in llama-imatrix, elsewhere if it is quantized."""
     return name.startswith(LAYER) or not (role_of(name) in (OUTPUT, EMBEDDING) or KEPT.search(name))
 
 
@@ -74,7 +74,7 @@ class DecoderReader:
         self.tensors = [*self._model.file.tensors.values()]
 
     def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
-        """Read a chunk, and return the sums of its matrices' inputs; makes_logits: for all of its tokens."""
+        """Read a chunk, and return the sums of its matrices' inputs; makes_logits: compute the logits of all tokens."""
         self._observer.take(), self._observer.take_counts()  # discard the sums of an interrupted chunk
         self._sequence.truncate(0)
         self._sequence.append(ids, "all" if makes_logits else "none")
@@ -85,10 +85,10 @@ class DecoderReader:
 
 
 class EncoderReader:
-    """A model that makes vectors of texts or scores, and reads chunks.
+    """A model for embeddings or scores, which reads chunks.
 
-    Matrices after pooling get one row of a chunk. A reranker's head is read apart, since its pooling needs only some
-    rows of the last layer.
+    Matrices after pooling get one row for each chunk. A reranker's head runs separately, because its pooling reads only
+    some rows of the last layer.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
@@ -127,7 +127,7 @@ def discard(observer: Observer) -> None:
 
 
 def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:
-    """Take the sums of all matrices; rows: how many rows the matrix of a name got, unless it is one of experts."""
+    """Take the sums of all matrices; rows: the number of input rows of a matrix that is no expert's."""
     squares, counts = observer.take(), observer.take_counts()
     return {
         name: Squares(

@@ -1,7 +1,7 @@
-"""Make files of several types in one pass: each tensor is read once, and encoded once for each format.
+"""Quantize a model to several types in one pass: each tensor is read once, and encoded once for each format.
 
-The files are written next to their final names (NAME.part), all at the same tensor. What is on the disk is recorded
-from time to time, so that a killed command can resume; the files get their names when all of them are complete.
+All files are written tensor by tensor, as NAME.part, and renamed when all of them are complete. The number of tensors
+on the disk is recorded every few seconds, so that an interrupted command can resume.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ TYPES = (
     "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M",
     "Q2_K",
 )  # fmt: skip
-WITH_IMPORTANCE = ("IQ3_XS", "IQ3_XXS", "IQ2_M")  # types that --ladder adds where importance is measured
-NAME = "{type}"  # stands for the type in an output's name
+WITH_IMPORTANCE = ("IQ3_XS", "IQ3_XXS", "IQ2_M")  # types that --ladder adds with an importance matrix
+NAME = "{type}"  # placeholder for the type in an output's name
 SAVE_EVERY = 5  # seconds
-VERSION = 1  # of the procedure; part of the key of resumable work
+VERSION = 1  # of the procedure; part of the key by which interrupted work is found
 
 
 @frozen
 class Rung:
-    """One type: its plan, and where its files go."""
+    """One type: its plan and the paths of its files."""
 
     recipe: Recipe
     plan: QuantizePlan
@@ -56,7 +56,7 @@ class Result:
     """Report the result of a type.
 
     Attributes:
-        seconds: its share of the time, where a search for several types counts in equal parts.
+        seconds: its share of the encoding time; a search shared by several types counts in equal parts.
     """
 
     recipe: Recipe
@@ -66,7 +66,7 @@ class Result:
 
 
 def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
-    """Parse names of types with commas between them; None: the usual ones. Raises UsageError."""
+    """Parse a comma-separated list of types; None: the default ones. Raises UsageError."""
     names = [*TYPES, *(WITH_IMPORTANCE if has_importance else ())] if text is None else text.split(",")
     recipes: dict[str, Recipe] = {}
     for name in filter(None, (name.strip() for name in names)):
@@ -80,7 +80,7 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
 
 
 def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
-    """Name the file of a type: in a folder, by a name with {type} in it, or next to the input. Raises UsageError."""
+    """Name the file of a type: in a folder, by a name that contains {type}, or next to the input. Raises UsageError."""
     usual = default_output(path, recipe, projector)
     if out is None:
         return usual
@@ -92,7 +92,7 @@ def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = Fal
 
 
 class Ladder:
-    """Files of several types that are made together."""
+    """Files of several types that are written together."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Ladder:
         on_progress: OnProgress,
         is_strict: bool = False,
     ):
-        """Find where the files are; is_strict: clamped weights are an error. Raises UsageError for two of one name."""
+        """Prepare the files; is_strict: clamped weights are an error. Raises UsageError for equal names."""
         self._rungs, self._threads, self._on_progress = rungs, threads, on_progress
         self._source = rungs[0].plan.source
         self._clamped = ClampedWeights(is_strict)
@@ -125,11 +125,11 @@ class Ladder:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what was odd about the weights, after `run`."""
+        """Return the warnings about clamped weights, after `run`."""
         return self._clamped.lines()
 
     def check(self) -> None:
-        """Check where the files go. Raises UsageError if they must not be written, LocalllmError for a full disk."""
+        """Check the output paths. Raises UsageError if they must not be written, LocalllmError for a full disk."""
         files = [file for group in self._files for file in group]
         need = sum(file.nbytes - size_of(file.path) for file in files)
         for number, rung in enumerate(self._rungs):
@@ -149,7 +149,7 @@ class Ladder:
         ]
 
     def _key(self) -> str:
-        """Identify the work: its source, its types, and the importance that errors are weighted by."""
+        """Return the key of the work: its source, its types, and the importance matrix."""
         key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
         for rung, files in zip(self._rungs, self._files, strict=True):
             for path, file in zip(rung.paths, files, strict=True):
@@ -193,7 +193,7 @@ class Ladder:
         self._state.save()
 
     def _write(self, widener: Widener, done: int) -> None:
-        """Write the tensors from number `done` on."""
+        """Write the tensors, beginning with number `done`."""
         count, saved = self._weights(done), monotonic()
         places = [places_of(group, rung) for group, rung in zip(self._files, self._rungs, strict=True)]
         with ThreadPoolExecutor(self._threads, "quantize") as executor:
@@ -228,7 +228,7 @@ class Ladder:
         names = [job.format.name for job in jobs]
         for rung, name in zip(self._rungs, names, strict=True):
             seconds = self._state.seconds.get(rung.recipe.name, 0.0)
-            share = found.seconds[name] / names.count(name) / self._threads  # which search side by side
+            share = found.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
             self._state.seconds[rung.recipe.name] = seconds + share
 
     def _tasks(self, widener: Widener, done: int) -> Iterator[Callable[[], "Encoded"]]:
@@ -246,7 +246,7 @@ def places_of(files: Sequence[PartFile], rung: Rung) -> dict[str, PartFile]:
 
 
 def importance_for(jobs: Sequence[TensorJob], widener: Widener) -> np.ndarray | None:
-    """Return the importance of a tensor's columns, which all formats share: float32 [matrices, columns]."""
+    """Return the importance of a tensor's columns, the same for all formats: float32 [matrices, columns]."""
     for job in jobs:
         if job.importance is not None:
             return job.importance
@@ -293,10 +293,10 @@ def size_of(path: str) -> int:
 
 
 class Sequel:
-    """Types that are made one after the other; an interrupted command resumes with the first missing one."""
+    """Types that are quantized one after the other; an interrupted command resumes with the first missing one."""
 
     def __init__(self, rungs: Sequence[Rung], texts: Sequence[str]):
-        """Find the state of an interrupted run; texts: files that the result depends on, in addition to the source."""
+        """Load the state of an interrupted run; texts: files besides the source that the result depends on."""
         self._rungs, guard = rungs, SourceGuard([*rungs[0].plan.source.files, *texts])
         said = (VERSION, guard.identity, [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs])
         self._state = State(
@@ -304,7 +304,7 @@ class Sequel:
         )
 
     def run(self, make: Callable[[Rung], None]) -> list[Result]:
-        """Make all types, each by `make`."""
+        """Quantize all types, each by `make`."""
         state, results = self._state, []
         for number, rung in enumerate(self._rungs):
             if number >= state.done or not all(map(os.path.isfile, rung.paths)):
@@ -319,7 +319,7 @@ class Sequel:
 
 
 def describe_file(path: str) -> Written:
-    """Describe a file that is there. Raises LocalllmError."""
+    """Describe a finished file. Raises LocalllmError."""
     try:
         with open(path, "rb") as file:
             return Written(path, os.path.getsize(path), hashlib.file_digest(file, "sha256").hexdigest())

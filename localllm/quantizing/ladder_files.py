@@ -1,4 +1,4 @@
-"""Files of a ladder as they grow, and what of them is on the disk."""
+"""The unfinished files of a ladder, and the record of their progress."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from localllm.system.files import open_own, replace, sync
 if TYPE_CHECKING:
     import numpy as np
 
-PART, STATE = ".part", ".ladder"  # what is added to names
+PART, STATE = ".part", ".ladder"  # suffixes of unfinished files and of the record
 
 
 class Written(NamedTuple):
@@ -27,7 +27,7 @@ class Written(NamedTuple):
 
 
 class PartFile:
-    """A file that grows under another name, and gets its own when it is complete."""
+    """A file that is written under another name, and renamed when it is complete."""
 
     def __init__(self, target: str, header: bytes, tensors: Sequence[TensorJob], alignment: int):
         self.target, self.path, self._header, self._alignment = target, target + PART, header, alignment
@@ -39,12 +39,12 @@ class PartFile:
         return -(-nbytes // self._alignment) * self._alignment
 
     def length(self, names: Sequence[str]) -> int:
-        """Return the length with the header and these tensors."""
+        """Return the length of the file after the header and these tensors."""
         return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
 
     def open(self, kept: int) -> None:
         """Open the file with the first `kept` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
-        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run was that far
+        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
         try:
             path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
             self._descriptor = open_own(path, flags)
@@ -60,7 +60,7 @@ class PartFile:
             self.write(self._header)
 
     def has(self, kept: int) -> bool:
-        """Return whether an earlier run has left that many bytes."""
+        """Return whether an earlier run has written that many bytes."""
         if kept == self.nbytes and not os.path.lexists(self.path):
             return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
         try:
@@ -81,7 +81,7 @@ class PartFile:
             raise self._failure(error) from None
 
     def pad(self) -> None:
-        """End a tensor."""
+        """Add the padding after a tensor."""
         self.write(bytes(self._padded(self._position) - self._position))
 
     def sync(self) -> None:
@@ -94,7 +94,7 @@ class PartFile:
             raise self._failure(error) from None
 
     def finish(self) -> Written:
-        """Give the complete file its name."""
+        """Rename the complete file."""
         try:
             if not self.is_named:
                 replace(self.path, self.target)
@@ -118,7 +118,7 @@ class PartFile:
 
 
 class State:
-    """A record on disk of how many tensors the files have."""
+    """A record on the disk of how many tensors all files have."""
 
     def __init__(self, path: str, key: str):
         self.path, self._key = path, key

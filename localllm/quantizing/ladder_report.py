@@ -20,7 +20,7 @@ class Divergence(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, str]:
-        """Format the divergence and how often the likeliest token is the same."""
+        """Format the divergence and the share of tokens with the same most likely prediction."""
         return f"{self.mean:.4f} ± {self.error:.4f}", f"{100 * self.same_top:.1f} %"
 
 

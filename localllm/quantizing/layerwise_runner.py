@@ -1,8 +1,8 @@
 """Run many texts through a model layer by layer, exposing each matrix's inputs before it is applied.
 
 A builder of verbs (localllm.arch.verbs) that runs each verb for all texts before the next one, in NumPy
-(localllm.kernels.reference). A matrix can be replaced between seeing its inputs and making its outputs, and memory
-holds the activations of one layer. It works for every architecture.
+(localllm.kernels.reference). A matrix can be replaced after its inputs are known and before its outputs are computed,
+and memory holds the activations of one layer only. It works for every architecture.
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -23,23 +23,23 @@ from localllm.quantizing.liveness import LastReads
 
 KEPT_AS = KVType.of("f16")  # storage type of keys and values
 AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
-SHARES = 4  # ranges that a small matrix is divided into
-TOGETHER = 512  # tokens; shorter texts are multiplied together
+SHARES = 4  # row ranges into which a small matrix is divided
+TOGETHER = 512  # tokens up to which short texts are concatenated for a product
 
 
 class BatchedActivations(list[Any]):
-    """An activation, or another value, per text; None once it has been read for the last time."""
+    """An activation, or another value, for each text; None after it was read for the last time."""
 
 
 SKIPPED = BatchedActivations([None])  # a result that is never read
 
 
 class StopCalibrationError(Exception):
-    """Raised when the last matrix has had its inputs and the logits are not needed."""
+    """Raised when the last matrix has got its inputs and the logits are not needed."""
 
 
 class Matrices(Protocol):
-    """The matrices that the texts are multiplied with."""
+    """The matrices of a layerwise run."""
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return rows of an embedding matrix, float32 [ids, columns]."""
@@ -49,7 +49,7 @@ class Matrices(Protocol):
 
 
 class MatrixRows(NamedTuple):
-    """A matrix, or a stack of them, that is dequantized some rows at a time.
+    """A matrix, or a stack of matrices, that is dequantized some rows at a time.
 
     Attributes:
         shape: [rows, columns], or [matrices, rows, columns].
@@ -79,19 +79,19 @@ class MatrixRows(NamedTuple):
 
 
 class Inputs:
-    """The inputs of a matrix, or of each of a stack.
+    """The inputs of a matrix, or of each matrix of a stack.
 
-    of(n): float32 [rows, columns], for matrix n, one array per text.
+    of(n): the inputs of matrix n, float32 [rows, columns] for each text.
     """
 
     def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
-        """Keep the inputs; shared: the activation, if all of it is the input of every matrix that it is passed to."""
+        """Wrap the inputs; shared: the activation, if every matrix it is passed to reads all of it."""
         self.of, self.shared = of, shared
 
 
 @dataclass
 class RecordedActivations:
-    """Results of verbs that are kept for later runs over the same texts with some other matrices.
+    """Results of verbs that are kept for later runs over the same texts with some matrices replaced.
 
     Attributes:
         wanted: numbers of the verbs whose results are kept.  made: the results.

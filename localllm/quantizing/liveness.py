@@ -12,7 +12,7 @@ WITHOUT = (
     "tap_layer_input",
     "ignore",
     "by_context",
-)  # verbs that make no new activation
+)  # verbs that return no new activation
 PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
@@ -20,8 +20,8 @@ class LastReads:
     """A builder (localllm.arch.verbs) that counts verbs and forwards them to a recorder.
 
     Attributes:
-        verbs: names of the verbs that make an activation, in order.  multiplied: names of the weights that activations
-            are multiplied with.
+        verbs: names of the verbs that return an activation, in order.  multiplied: names of the weights that
+            activations are multiplied with.
     """
 
     def __init__(self) -> None:

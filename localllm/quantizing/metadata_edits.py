@@ -1,4 +1,4 @@
-"""Changes of a GGUF file's metadata, as a user writes them: KEY=VALUE, KEY=TYPE:VALUE, and keys to remove."""
+"""Parse and apply a user's changes of GGUF metadata: KEY=VALUE, KEY=TYPE:VALUE, and keys to remove."""
 
 import json
 import math
@@ -55,9 +55,9 @@ NO_EDITS = MetadataEdits({})
 def resolve_edits(
     settings: Sequence[str], removals: Sequence[str], template: str | None, packed: Mapping[str, object]
 ) -> MetadataEdits:
-    """Find what the user's words change in this metadata. Raises UsageError, LocalllmError.
+    """Parse the user's changes of this metadata. Raises UsageError, LocalllmError.
 
-    settings: of --set-metadata.  removals: of --remove-metadata, keys or patterns with *.  template: a file's path.
+    settings: from --set-metadata.  removals: from --remove-metadata, keys or patterns with *.  template: a file's path.
     """
     values = {key: value for key, value in (parse_setting(text, packed) for text in settings)}
     warnings, removed = [], []
@@ -92,7 +92,7 @@ def template_problem(text: str, path: str) -> list[str]:
 def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]:
     """Parse KEY=VALUE or KEY=TYPE:VALUE. Raises UsageError.
 
-    Without a type the value has the type that the key has already; a new key's is that of a JSON value, else text.
+    Without TYPE, an existing key keeps its type; a new key gets the type of the JSON value, or else string.
     """
     key, separator, said = text.partition("=")
     if not separator:
@@ -111,7 +111,7 @@ def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]
 
 
 def value_like(before: bytes, text: str) -> object:
-    """Parse a value of the type that a packed one has. Raises ValueError."""
+    """Parse a value of the same type as a packed one. Raises ValueError."""
     kind = int.from_bytes(before[:4], "little")
     is_array = kind == ARRAY
     kind = int.from_bytes(before[4:8], "little") if is_array else kind
@@ -119,7 +119,7 @@ def value_like(before: bytes, text: str) -> object:
 
 
 def type_name(kind: int) -> str:
-    """Return the name of a type of GGUF. Raises ValueError for arrays of arrays."""
+    """Return the name of a packed value's GGUF type. Raises ValueError for arrays of arrays."""
     if kind == STRING:
         return "str"
     if kind not in SCALARS:
@@ -169,7 +169,7 @@ def scalar(name: str, text: str) -> object:
 
 
 def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
-    """Parse a text. Raises ValueError, which says what was expected."""
+    """Parse a text. Raises ValueError with the expected form."""
     try:
         return kind(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model's matrices as they are in the source (see localllm.quantizing.layerwise_runner)."""
+"""A model's unencoded matrices, for localllm.quantizing.layerwise_runner."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,11 +14,11 @@ from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
 from localllm.quantizing.plan import TensorJob
 from localllm.services.finite_check import dequantize_finite
 
-AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, as much again for errors and for targets
+AT_ONCE = 1 << 24  # weights of a matrix that are encoded at once: 64 MB each for weights, errors and targets
 
 
 class OriginalWeights:
-    """Matrices as in the source."""
+    """The source's matrices."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener):
         self.jobs, self._widener = jobs, widener

@@ -37,11 +37,11 @@ from localllm.quantizing.splitting import (
     split_paths,
 )
 
-# Architectures without logits: rows of their embedding are only looked up, and no column counts more than others.
+# Architectures without logits: their embedding is only looked up, so all of its columns have the same importance.
 ENCODERS_ONLY = ("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert",
                  "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
 COPY = Recipe(-1, "COPY", "")
-CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
+CHUNK = 1 << 20  # weights that are converted and encoded at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all of its steps, tensor)
@@ -57,7 +57,7 @@ class QuantizeRequest:
     include: Sequence[str] = ()  # substrings of names of tensors that use the importance matrix; none: all
     exclude: Sequence[str] = ()  # substrings of names of tensors that do not use it
     overrides: Sequence[tuple[str, object]] = ()  # metadata keys and values
-    edits: MetadataEdits = NO_EDITS  # more of them, made after those
+    edits: MetadataEdits = NO_EDITS  # further changes, applied after `overrides`
     keep_split: bool = False
     split: SplitLimits | None = None
     allow_requantize: bool = False
@@ -75,7 +75,7 @@ class TensorJob:
     format: Format  # of the new tensor
     wanted: str  # the recipe's format; `format` differs if the rows do not fit it
     importance: np.ndarray | None = None  # float32 [matrices, columns]
-    makes_logits: bool = False  # and its scales are searched by importance
+    makes_logits: bool = False  # the output matrix, whose importance is computed from its weights if not measured
 
     @property
     def is_copied(self) -> bool:
@@ -107,7 +107,7 @@ class QuantizePlan:
     source: Source
     files: Sequence[tuple[Mapping[str, object], Sequence[TensorJob]]]
     warnings: Sequence[str]
-    guard: SourceGuard = field(default_factory=lambda: SourceGuard(()))  # the source's files, as they were planned for
+    guard: SourceGuard = field(default_factory=lambda: SourceGuard(()))  # the source's files at the time of planning
 
     @property
     def jobs(self) -> list[TensorJob]:
@@ -145,9 +145,9 @@ class QuantizePlan:
 
 
 def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | None = None) -> QuantizePlan:
-    """Decide what every tensor becomes.
+    """Choose the format and the file of every tensor. Raises ModelError, UsageError.
 
-    guard: of an earlier plan for the same source, which was read since. Raises ModelError, UsageError.
+    guard: that of an earlier plan, if the source has been read since then.
     """
     imatrix = load_importance(request)
     overridden = ChainMap(plain_values(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeR
 def job_for(
     tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
-    """Decide what a tensor becomes. Raises ModelError, UsageError."""
+    """Choose the format of a tensor. Raises ModelError, UsageError."""
     is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # it is copied
     try:
         choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
@@ -268,7 +268,9 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if role_of(tensor.name) == "embedding":  # its rows are looked up, not multiplied, so an entry means nothing
+    if (
+        role_of(tensor.name) == "embedding"
+    ):  # its rows are looked up, so an entry, which is for products, has no meaning
         return None
     raise ModelError(
         f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "
@@ -306,7 +308,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 
 
 def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
-    """Build the metadata: the source's, and what llama-quantize adds, in its order."""
+    """Build the metadata: the source's, and the keys that llama-quantize adds, in its order."""
     left_out = {*SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
@@ -327,7 +329,7 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
 
 
 def match_type(before: object, value: object) -> object:
-    """Pack a number in the type of the value that it replaces, if it fits, for readers insist on types."""
+    """Pack a number in the type of the value that it replaces, if it fits, because readers require these types."""
     if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     kind = int.from_bytes(before[:4], "little")

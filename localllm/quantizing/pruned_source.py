@@ -1,4 +1,4 @@
-"""A source without some of its layers, the others renumbered, as llama-quantize --prune-layers makes it."""
+"""A source without some of its layers, the others renumbered, as by llama-quantize --prune-layers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class PrunedSource:
     """
 
     def __init__(self, inner: Source, pruned: Sequence[int]):
-        """Leave out layers. Raises UsageError for a layer that is not there, and if none is left."""
+        """Leave out layers. Raises UsageError for a layer that does not exist, and if none is left."""
         numbers = {int(match[1]) for tensor in inner.tensors if (match := LAYER.match(tensor.name))}
         if missing := sorted(set(pruned) - numbers):
             raise UsageError(f"--prune-layers: there is no layer {missing[0]}; the model has {len(numbers)}")
@@ -73,7 +73,7 @@ class PrunedSource:
 
 
 def renumbered(name: str, new: Mapping[int, int]) -> str | None:
-    """Return a tensor's name with its layer's new number, None if that is left out."""
+    """Return a tensor's name with its layer's new number, None if its layer is left out."""
     match = LAYER.match(name)
     if not match:
         return name
@@ -81,7 +81,7 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
 
 
 def pack_like(before: object, values: Sequence[object]) -> Packed:
-    """Pack an array of numbers in the type that it had."""
+    """Pack an array of numbers in its old type."""
     packed = pack_value(before)
     kind = int.from_bytes(packed[4:8], "little")
     if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:

@@ -1,7 +1,7 @@
 """Quantize a model: implements `localllm quantize`.
 
-plan.py decides what every tensor becomes. Then rows are read, converted and encoded in chunks on all threads while this
-one writes the results, in order. Memory holds a few chunks, however large the model.
+plan.py chooses the format of every tensor. Then rows are read, converted and encoded in chunks on all threads, while
+the calling thread writes the results in order. Memory holds a few chunks, however large the model is.
 """
 
 import os
@@ -44,8 +44,8 @@ from localllm.system.memory import address_room
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
 SCALES, MATRICES, WRITING = ("measuring scales:", "calibrating", "writing")  # stages
-COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space that compiling the searches takes, and each thread
-SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix, and rows of each, that column sizes are measured on
+COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space: for compiling the searches, and for each thread
+SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix from which column importance is computed, and rows of a sample
 
 
 def open_source(path: str, projector: bool = False) -> Source:
@@ -67,13 +67,13 @@ def open_source(path: str, projector: bool = False) -> Source:
 def require_valid_source(
     source: Source, overrides: Sequence[tuple[str, object]], edits: MetadataEdits = NO_EDITS
 ) -> None:
-    """Raise ModelError for a GGUF file that is invalid with such metadata."""
+    """Raise ModelError if a GGUF file would be invalid with this metadata."""
     if isinstance(source, GGUFSource):
         require_valid_edits(source.file, overrides, edits)
 
 
 def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]], edits: MetadataEdits) -> None:
-    """Raise ModelError for a file that is invalid with such metadata."""
+    """Raise ModelError if a file would be invalid with this metadata."""
     whole = copy(file)
     whole.metadata = file.metadata | dict(overrides) | plain_values(edits)
     for key in edits.removed:
@@ -91,7 +91,7 @@ def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
 
 
 def require_absent(paths: Sequence[str]) -> None:
-    """Raise UsageError if one of the files exists. For output names that the user has not given."""
+    """Raise UsageError if one of the files exists; for output names that the user did not choose."""
     for path in filter(os.path.lexists, paths):
         raise UsageError(f"{path}: this file exists; --force overwrites it, or give another OUT")
 
@@ -135,15 +135,15 @@ def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple
 
 
 def split_patterns(text: str) -> list[str]:
-    """Split at commas if each part has a format; otherwise the commas belong to the regular expression."""
+    """Split at commas if every part has a format; otherwise the commas belong to the regular expression."""
     parts = text.split(",")
     has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
     return parts if has_formats else [text]
 
 
 def prune(source: Source, layers: str) -> Source:
-    """Leave out layers, given as numbers with commas. Raises UsageError, and ModelError if the rest is no model."""
-    from localllm.quantizing.calibrate import as_file  # which knows all sources as files
+    """Leave out layers, a comma-separated list. Raises UsageError, and ModelError if the rest is no valid model."""
+    from localllm.quantizing.calibrate import as_file
 
     pruned = PrunedSource(source, parse_layers(layers))
     if isinstance(source, GGUFSource):
@@ -152,7 +152,7 @@ def prune(source: Source, layers: str) -> Source:
 
 
 def require_parts(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
-    """Raise UsageError if --keep-split is given for a checkpoint that makes one file of several, or with limits."""
+    """Raise UsageError if --keep-split is given with limits, or for a checkpoint whose files it cannot keep."""
     if keep_split and limits:
         raise UsageError("give either --keep-split or a limit for split files, not both")
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
@@ -257,7 +257,7 @@ def write_calibrated(
 
 
 def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
-    """Compile the dequantizers for a plan's tensors, before and after, and for the named formats."""
+    """Compile the dequantizers for the old and new formats of a plan's tensors, and for the named formats."""
     said = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
     return Widener({job.tensor.format for job in plan.jobs} | said, compiling)
 
@@ -276,9 +276,9 @@ def write(
     clamped: ClampedWeights,
     done: ArrayLog | None = None,
 ) -> str | None:
-    """Encode and write all files; returns why compiled code could not be cached, if so.
+    """Encode and write all files; return a warning if compiled code could not be cached.
 
-    clamped: gets the tensors with weights too large for their format.  done: has the tensors that are encoded already.
+    clamped: collects the tensors with weights too large for their format.  done: the tensors that are already encoded.
     """
     if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
         raise MemoryLimitError("not enough memory to compile the quantization kernels")
@@ -305,7 +305,7 @@ class SearchAhead:
         clamped: ClampedWeights,
         known: ArrayLog | None = None,
     ):
-        """Start the threads; known: has the tensors that are encoded already."""
+        """Start the threads; known: the tensors that are already encoded."""
         self._known: Container[str] = known or ()
         self._clamped = clamped
         self._executor = ThreadPoolExecutor(threads, "quantize")
@@ -323,7 +323,7 @@ class SearchAhead:
         return (partial(new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
 
     def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
-        """Yield the bytes of a tensor; to be called for all tensors in order."""
+        """Yield the bytes of a tensor. Must be called for all tensors in order."""
         for first, last in job.ranges():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
             yield self._queue.popleft().result()
@@ -339,7 +339,7 @@ class SearchAhead:
 
 
 def read_stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
-    """Read rows of a tensor that is encoded already, uint8."""
+    """Read rows of a tensor that is already encoded, uint8."""
     width = job.format.row_bytes(job.tensor.shape[-1])
     return known.read(job.tensor.name, first * width, last * width)
 
@@ -370,9 +370,9 @@ def new_rows(
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     """Compute a matrix's column importance from its own weights, float32 [1, columns], where none was measured.
 
-    This is used only for the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with
-    its embedding in IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more.
-    Some rows suffice.
+    This is used only for the output matrix, whose large weights are multiplied with large hidden states: for SmolLM2
+    with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its other matrices it increases. A
+    sample of rows suffices.
     """
     rows, columns = row_count(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)

@@ -30,13 +30,13 @@ from localllm.quantizing.splitting import (
 from localllm.system.files import sync
 
 CHUNK = 8 << 20  # bytes that are copied at once
-MOST_HEADER = 1 << 30  # bytes of a header; those of the largest vocabularies have 20 MB
+MOST_HEADER = 1 << 30  # bytes; headers with the largest vocabularies have 20 MB
 OnBytes = Callable[[int, str], None]  # (bytes written so far, tensor)
 
 
 @frozen
 class NewFile:
-    """A file to write: where, its metadata, and the names of its tensors."""
+    """A file to write: its path, its metadata, and the names of its tensors."""
 
     path: str
     metadata: Mapping[str, object]
@@ -87,7 +87,7 @@ def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> lis
 def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, replaces: bool = False) -> list[str]:
     """Write the files and return their paths. They appear when all are complete, or not at all.
 
-    replaces: one of them may replace a file of the source.
+    replaces: a file may replace one of the source.
     """
     total = sum(file.nbytes(source) for file in files)
     targets = check_files([file.path for file in files], () if replaces else list(source.parts), total)
@@ -128,7 +128,7 @@ def iterate_bytes(tensor: GGUFTensor) -> Iterator[np.ndarray]:
 
 
 def finish(files: Sequence[SafeFile]) -> None:
-    """Give all files their final names, or none: files of a split model did not exist before."""
+    """Rename all files to their final names, or none: files of a split model did not exist before."""
     finished: list[str] = []
     try:
         for file in files:
@@ -163,8 +163,8 @@ def packed_of(source: GGUFFile) -> dict[str, Packed]:
 def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
     """Change the first file of a model, and return the path of the old header's copy.
 
-    If the new header has the old one's length it is written in its place, after a copy of the old one was saved next to
-    the file; otherwise the file is written anew and replaced, and None is returned. Raises LocalllmError, UsageError.
+    If the new header has the old one's length, it overwrites it, after a copy of the old one was saved next to the
+    file; otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
     before, tensors = packed_of(source), outputs(source, names)
@@ -229,7 +229,7 @@ def restore_header(path: str, copy: str) -> str:
 
 
 def ends_with_table(header: bytes, bare: bytes) -> bool:
-    """Return whether a header has the table of tensors that one without metadata has, and padding after it."""
-    table = bare[24:].rstrip(b"\0")  # its last bytes may be zeros, as an offset's are
+    """Return whether a header ends with the tensor table of `bare`, a header without metadata, and padding."""
+    table = bare[24:].rstrip(b"\0")  # its last bytes, those of an offset, may be zeros
     place = header.rfind(table)
     return len(table) > 0 and place > 0 and not any(header[place + len(table) :])

@@ -1,14 +1,14 @@
 """Choose the scales that are folded into a model before its matrices are encoded (engine.trace.scale_folding).
 
-The inputs of matrices are divided by a scale per column, and the matrices' columns are multiplied by it. The model
-computes the same, but encoding does less harm: columns with large inputs get weights that are larger than the others of
-their block and are rounded less (AWQ, Lin et al. 2023, arXiv 2306.00978), and the inputs have no outlier columns
-(SmoothQuant, Xiao et al. 2022, arXiv 2211.10438). The latter matters because other programs round inputs to 8 bits,
-with one scale for 256 numbers where weights are in super-blocks: the inputs of SmolLM2's queries, keys and values lose
-half as much by that as their weights by Q4_K.
+The inputs of matrices are divided by a scale for each column, and the matrices' columns are multiplied by it. The
+model's outputs stay the same, but encoding does less harm: columns with large inputs get larger weights than the others
+of their block, with a smaller relative error (AWQ, Lin et al. 2023, arXiv 2306.00978), and the inputs have no outlier
+columns (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438). The latter matters because llama.cpp rounds inputs to 8 bits,
+with one scale for 256 numbers where weights are in super-blocks: for SmolLM2's queries, keys and values the error of
+that is half the error of encoding weights in Q4_K.
 
-The scales are powers of the columns' mean squares in inputs and in weights. Both errors count, measured on other texts
-than those that the mean squares are of.
+The scales are powers of the columns' mean squares in inputs and in weights. Both errors are measured, on other texts
+than the mean squares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,15 +38,15 @@ from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibra
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 
-READ, TOKENS = 12, 256  # chunks that are read, and tokens of each
-SAMPLE = 64  # rows of a matrix that errors are measured on
-EXPERTS = 3  # matrices of a stack that errors are measured on
-INPUTS = 512  # input rows that errors are measured on
-MET, WEIGHED = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # exponents of inputs' and of weights' mean squares
+READ, TOKENS = 12, 256  # chunks, and tokens of each
+SAMPLE = 64  # rows of a matrix for measuring errors
+EXPERTS = 3  # matrices of a stack for measuring errors
+INPUTS = 512  # input rows for measuring errors
+INPUT_POWERS, WEIGHT_POWERS = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # exponents of inputs' and of weights' mean squares
 WIDEST = 64.0  # scales are from 1 / WIDEST to WIDEST
-GAIN = 0.99  # largest fraction of the unscaled error at which scales are used
+GAIN = 0.99  # scales are used if the error is below this fraction of the unscaled one
 
-RECORD = "scales folded away"  # a key in the log that no tensor has
+RECORD = "scales folded away"  # the scales' key in the log; no tensor has this name
 
 OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
@@ -55,8 +55,8 @@ class FoldReader(NamedTuple):
     """A matrix that reads scaled columns, or one of a stack, and its inputs.
 
     Attributes:
-        format: that it will have.  weights: sampled rows, float32 [rows, columns].  squares: mean squares of its
-            inputs, float32 [columns].  inputs: others than those, float32 [tokens, columns].
+        format: its new format.  weights: sampled rows, float32 [rows, columns].  squares: mean squares of its inputs,
+            float32 [columns].  inputs: a sample from other texts, float32 [tokens, columns].
     """
 
     format: str
@@ -73,12 +73,12 @@ class FoldReader(NamedTuple):
 
 
 def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
-    """Search the best scales, float32 [width]; None if none beat ones."""
+    """Search the best scales, float32 [width]; None if scales do not help."""
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
     ones = np.ones(fold.width, np.float32)
-    tried = [power_scales(met, weighed, *powers) for powers in product(MET, WEIGHED)]
+    tried = [power_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
             lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *tried]
@@ -98,7 +98,7 @@ def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -
 
 
 class FoldMeasurer(OriginalWeights):
-    """Measures folds once all their matrices have had inputs.
+    """Measures each fold when all its matrices have got inputs.
 
     Attributes:
         scales: of the folds that gain, float32 [width].

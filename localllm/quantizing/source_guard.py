@@ -1,4 +1,4 @@
-"""Notice that a source's files changed while they were read."""
+"""Detect that a source's files changed while they were read."""
 
 import os
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from localllm.errors import ModelError
 
 
 class SourceGuard:
-    """The sizes and times of files, as they were when reading began.
+    """The sizes and times of files when reading began.
 
     Attributes:
-        identity: of all files: (path, bytes, time of the last change in ns); None where a file is not there.
+        identity: for each file (path, bytes, time of the last change in ns), None for a missing file.
     """
 
     def __init__(self, files: Sequence[str]):
@@ -21,7 +21,7 @@ class SourceGuard:
         return [identity_of(path) for path in self._files]
 
     def check(self) -> None:
-        """Raise ModelError if a file is not as it was."""
+        """Raise ModelError if a file has changed."""
         for path, before, now in zip(self._files, self.identity, self._read(), strict=True):
             if before != now:
                 raise ModelError(f"{path}: this file changed while it was read; nothing was written")

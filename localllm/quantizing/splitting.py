@@ -1,6 +1,6 @@
 """Divide a model's tensors among files, as gguf-split does, with the metadata that each file needs.
 
-Source: llama.cpp's tools/gguf-split; its files are what tests compare with, byte for byte.
+Source: llama.cpp's tools/gguf-split; tests compare with its files byte for byte.
 """
 
 import re
@@ -42,7 +42,7 @@ def parse_bytes(text: str, option: str) -> int:
 def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[str]]:
     """Divide tensors, in their order, among files. Raises UsageError for too many files.
 
-    sizes: bytes by name. A tensor that is larger than a file may be gets a file of its own.
+    sizes: bytes by name. A tensor larger than the limit gets a file of its own.
     """
     files: list[list[str]] = [[], []] if limits.empty_first else [[]]
     held = 0
@@ -60,7 +60,7 @@ def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[s
 
 
 def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
-    """Warn of tensors that alone are larger than a file may be."""
+    """Warn of tensors that alone exceed the limit of a file."""
     names = [name for name, nbytes in sizes.items() if limits and limits.nbytes and nbytes > limits.nbytes]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [f"--split-max-size: {printable(names[0])}{more} alone is larger"] if names else []
@@ -71,7 +71,7 @@ def split_metadata(
 ) -> list[dict[str, object]]:
     """Divide the metadata among files: the first has everything, all have their number.
 
-    counts: tensors of each file.  order: of the keys that say how the model is split.  always: number one file too.
+    counts: tensors of each file.  order: of the split.* keys.  always: add these keys even to a single file.
     """
     rest = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
     if len(counts) == 1 and not always:
@@ -85,7 +85,7 @@ def split_metadata(
 
 
 def merged_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the first file's metadata for a file that holds all: as gguf-split's, with a count of 0."""
+    """Return the first file's metadata for a file with all tensors: as in gguf-split, with a split.count of 0."""
     return {key: value for key, value in metadata.items() if key != "split.count"} | {
         "split.count": pack_value(np.uint16(0))
     }

@@ -21,12 +21,12 @@ from localllm.quant.recipes import find_recipe
 from localllm.services.quantization_info import SCALED
 from localllm.services.validate import check_validity
 
-CHUNK = 1 << 20  # weights that are looked at together
-GROUP = 32  # weights whose mean square is compared with others'
-FAR = 1e4  # times the median of a tensor's groups: a scale that is no weight's
-LARGE = 1e5  # a weight that no model has
-WORSE = 4.0  # times the median error of a format: a tensor that went wrong
-# Relative errors beyond which a format was badly encoded: three times those of normally distributed weights.
+CHUNK = 1 << 20  # weights that are checked at once
+GROUP = 32  # weights of a group whose mean square is compared with other groups'
+FAR = 1e4  # times the median of a tensor's groups: the scale of a damaged block
+LARGE = 1e5  # larger than the weights of any real model
+WORSE = 4.0  # times the median error of a format: a badly encoded tensor
+# Relative errors above which a tensor is badly encoded: three times those of normally distributed weights.
 LIMITS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q6_K": 0.06, "Q5_K": 0.12, "Q5_1": 0.12, "Q5_0": 0.15,
           "Q4_K": 0.25, "Q4_1": 0.25, "Q4_0": 0.3, "IQ4_NL": 0.25, "IQ4_XS": 0.25}  # fmt: skip
 
@@ -38,8 +38,8 @@ class TensorReport:
     """The findings about a tensor.
 
     Attributes:
-        problem: why it is broken, None if it is not.  error: root of the squared error by that of the source's weights,
-            None without a source.  largest: the largest magnitude.  spread: the largest mean of a group by the median.
+        problem: why it is broken, None if it is not.  error: root of (squared error / squares of the source's weights),
+            None without a source.  largest: the largest magnitude.  spread: largest group mean / median group mean.
     """
 
     name: str
@@ -73,7 +73,7 @@ class FormatSummary(TypedDict):
 
 @frozen
 class Verification:
-    """The findings about a file: defects and oddities, each in a sentence."""
+    """The findings about a file: defects and warnings, each a sentence."""
 
     files: Sequence[FileChecksum]
     tensors: Sequence[TensorReport]
@@ -102,7 +102,7 @@ class Verification:
 def verify(
     path: str, against: Source | None, threads: int, on_tensor: OnTensor, compiling: Progress | None = None
 ) -> Verification:
-    """Read a whole file, and compare it with its source if there is one. Raises ModelError for what is no GGUF file."""
+    """Check a whole file, and compare it with its source if there is one. Raises ModelError if it is no GGUF file."""
     file = GGUFFile.open(path)
     odd, validity = list(file.oddities.lines()), check_validity(file)
     problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
@@ -173,7 +173,7 @@ def part_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, f
 
 
 def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
-    """Describe what is odd in tensors that can be read."""
+    """Describe suspicious weights of tensors that can be read."""
     lines = []
     for one in reports:
         name, is_matrix = printable(one.name), len(one.shape) > 1
@@ -192,7 +192,7 @@ def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
 
 
 def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
-    """Describe tensors that are farther from the source than their format explains."""
+    """Describe tensors whose error is too large for their format."""
     compared = [one for one in reports if one.error is not None and len(one.shape) > 1]
     for one in compared:
         errors = [other.error for other in compared if other.format == one.format and other.error is not None]
@@ -204,7 +204,7 @@ def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
 
 
 def odd_type(file: GGUFFile) -> str | None:
-    """Describe a file whose type's format no tensor has, None if some tensor has it."""
+    """Return a warning if no tensor has the format of the file's type."""
     number = file.metadata.get("general.file_type")
     try:
         recipe = find_recipe(str(number & ~GUESSED)) if isinstance(number, int) else None

@@ -1,4 +1,4 @@
-"""Measure what sensitivity.py decides by: each matrix's error in each format, and the harm of an error."""
+"""Measure the data for sensitivity.py: each matrix's error in each format, and the harm of an error."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +103,8 @@ class SensitivityCollector(ActivationCollector):
     """Measures the errors of each matrix in each format, and encodes it coarsely.
 
     Attributes:
-        needs: per matrix, without harm.  coarse: each matrix in the first format of COARSE that fits.
+        needs: each matrix's sensitivity, still without harm.  coarse: each matrix in the first format of COARSE that
+            fits.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
@@ -126,7 +127,7 @@ class SensitivityCollector(ActivationCollector):
         self.coarse[tensor.name] = self.encode_matrix(job, inputs, next(name for name in COARSE if name in names))
 
     def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
-        """Compute the output error of matrix n: left out (the norm), in each format, then of rounding its inputs."""
+        """Compute the output error of matrix n: of zeros (the norm), of each format, then of rounding its inputs."""
         feedback, (moments, met) = self.feedback_for(inputs, n, tensor.name), self._held_out(inputs, n, tensor.name)
         weights, names = self.sample_rows(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 
@@ -147,7 +148,7 @@ class SensitivityCollector(ActivationCollector):
 
 
 class CoarseWeights(OriginalWeights):
-    """The model's matrices, some of them replaced by coarse ones."""
+    """The model's matrices, some of them in coarse formats."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
         """Take matrices from `coarse` where it has them; widener: for their formats too."""

@@ -21,7 +21,7 @@ from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import widener_of
 from localllm.quantizing.splitting import parse_bytes
 
-OWN = "own"  # stands for the size that the quantization type has
+OWN = "own"  # value of --size for the size that the quantization type has by itself
 
 
 def parse_size(text: str) -> Callable[[QuantizePlan], int]:
@@ -54,7 +54,7 @@ def require_possible(source: Source, request: QuantizeRequest, size: Callable[[Q
 
 
 class MixedPrecision(NamedTuple):
-    """The chosen formats and what they cost.
+    """The chosen formats and their divergence.
 
     Attributes:
         formats: by tensor.  found: measured divergence on held-out texts, inputs not rounded.
@@ -96,9 +96,9 @@ def choose_formats(
 def fit_to_size(
     needs: Sequence[Sensitivity], most: int, rest: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
-    """Choose formats for a file of at most `most` bytes, about `rest` of which are not the matrices'.
+    """Choose formats for a file of at most `most` bytes, about `rest` of them outside the matrices.
 
-    size_with: exact size of a file with such formats, since paddings change with them. Raises UsageError.
+    size_with: returns the exact size of a file with given formats, whose padding depends on them. Raises UsageError.
     """
     budget = most - rest
     while (over := size_with(formats := cheapest_within(needs, budget)) - most) > 0:

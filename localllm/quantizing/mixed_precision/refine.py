@@ -1,9 +1,9 @@
-"""Correct predicted sensitivities by what the chosen formats really do.
+"""Correct predicted sensitivities by the measured divergence of the chosen formats.
 
-sensitivity.py predicts the sum of what matrices do one by one. Here all of them are encoded in the chosen formats and
-the divergence is measured on held-out texts: once with all of them encoded, and once per part of the model with that
-part as in the source. What a part contributes to a model that is encoded everywhere else, relative to its prediction,
-corrects the harm of its matrices, and formats are chosen again. The formats that diverge least are taken.
+sensitivity.py predicts a divergence as the sum of the matrices' separate ones. Here all matrices are encoded in the
+chosen formats, and the divergence is measured on held-out texts: once with all of them encoded, and once for each part
+of the model with that part unencoded. The difference, relative to the part's predicted divergence, corrects the harm of
+its matrices, and formats are chosen again. The formats with the least measured divergence are used.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,10 +27,10 @@ from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, layer_o
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import TensorJob
 
-ROUNDS = 3  # most times that formats are checked
+ROUNDS = 3  # the most rounds of measuring and choosing
 TEXTS = 8  # held-out chunks
-DEPTHS = 4  # parts that a model is divided into by depth
-MOST = 2.0  # limits the correction either way, for measurements are noisy
+DEPTHS = 4  # parts into which a model is divided by depth
+MOST = 2.0  # the largest correction factor, and the inverse of the least one: measurements are noisy
 
 
 def refine(
@@ -93,10 +93,10 @@ def correct_harm(
 
 
 class MatrixEncoder(ActivationCollector):
-    """Encodes the matrices that are not yet in their formats.
+    """Encodes the matrices whose chosen formats changed.
 
     Attributes:
-        formats: the wanted ones, by name.  blocks: the encoded matrices.
+        formats: the chosen formats, by name.  blocks: the encoded matrices.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: OnMatrix):
@@ -127,7 +127,7 @@ class PlanCheck:
         return self._found
 
     def contribution(self, names: Collection[str]) -> float:
-        """Measure how much of the last divergence goes away with these matrices as in the source."""
+        """Measure how much the last divergence decreases with these matrices unencoded."""
         return self._found - self._with({name: it for name, it in self._encoded.blocks.items() if name not in names})
 
     def _with(self, blocks: Mapping[str, MatrixBlocks]) -> float:
@@ -136,7 +136,7 @@ class PlanCheck:
 
 
 def held_out_texts(calibration: Calibration) -> list[np.ndarray]:
-    """Return the beginnings of chunks that no choice is based on, or of all chunks if there are no others."""
+    """Return the beginnings of chunks that were not used for choosing formats, or of all chunks if there are none."""
     read = {chunk.ctypes.data for chunk in calibration.select_chunks(READ)}  # views of them
     others = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
     return [chunk[:TOKENS] for chunk in others[:: -(-len(others) // TEXTS)]]

@@ -1,11 +1,11 @@
 """Choose a format for each matrix by its measured sensitivity, for a file of a given size.
 
-Per matrix two things are measured: the mean squared output error in each format, relative to the output, through the
-second moments of its inputs, plus that of rounding the inputs to 8 bits as other programs do (one scale for 256 numbers
-where weights are in super-blocks, else for 32); and the harm of such an error: the divergence of the model's
+Two values are measured for each matrix: the mean squared output error in each format, relative to the output, through
+the second moments of its inputs, plus that of rounding the inputs to 8 bits as llama.cpp does (one scale for 256
+numbers where weights are in super-blocks, else for 32); and the harm of such an error: the divergence of the model's
 predictions when that matrix alone is coarse. To first order the divergences of all matrices add up, so the least sum
-for a size is found with a price per byte (Lagrange's multiplier): every matrix takes the format whose divergence and
-bytes cost least.
+for a size is found with a price per byte (a Lagrange multiplier): every matrix gets the format with the least
+divergence + price * bytes.
 """
 
 import re
@@ -18,16 +18,17 @@ from localllm.quant.roles import GATE, KEY, OTHER, QUERY, UP, role_of
 
 # Formats with codebooks decode more slowly, so none are offered.
 OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
-OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows of any multiple of 32
-TOGETHER = {KEY: QUERY, UP: GATE}  # whose harm is measured together
+OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for row lengths that are multiples of 32
+TOGETHER = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that of another role
 
 
 @dataclass
 class Sensitivity:
     """The measured sensitivity of a matrix, or of a stack of them.
 
-    weights: their number.  errors: by format, relative output error of the encoded weights.
-    rounding: relative output error of rounded inputs, by numbers per scale.  harm: divergence per relative error of 1.
+    weights: their number.  errors: by format, the relative output error of the encoded weights.
+    rounding: by numbers per scale, the relative output error of rounded inputs.  harm: divergence per relative error
+    of 1.
     """
 
     name: str
@@ -99,7 +100,7 @@ def cheapest(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
 
 
 def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: int) -> dict[str, str]:
-    """Spend what is left of the budget where it lowers the divergence most per byte; changes `formats`."""
+    """Spend the rest of the budget where it lowers the divergence most per byte; changes `formats`."""
     room = budget - total(needs, formats)
     while True:
         steps = [
