@@ -224,9 +224,8 @@ def require_epsilon(fields: Fields, name: str, layers: int) -> None:
 
 def require_flag(fields: Fields, name: str, layers: int) -> None:
     if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL:
-        raise fields.unsupported(
-            f"{fields.arch} models with bidirectional attention are not supported (attention.causal is false)"
-        )
+        message = "models with bidirectional attention are not supported: attention.causal is false"
+        raise fields.unsupported(f"{fields.arch} {message}")
 
 
 def require_text(fields: Fields, name: str, layers: int) -> None:

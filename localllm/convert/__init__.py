@@ -1,7 +1,7 @@
 """Read Hugging Face checkpoints as if they were GGUF files, for quantizing.
 
-A folder of config.json, *.safetensors and tokenizer files gets the names, the order of rows and the metadata that
-llama.cpp's converter would give it. `open_folder` combines the parts: families (config.json and the layers of each
+A folder of config.json, *.safetensors and tokenizer files is read with the tensor names, the order of rows and the
+metadata of llama.cpp's converter. `open_folder` combines the parts: families (config.json and the layers of each
 architecture), weights (safetensors files, read by rows), arrangement (each tensor in its place, transformed by
 the functions of tensors), and vocabulary (with tokens, sentencepiece and pretokenizer_name). `open_projector` does
 the same for the projector of a vision model, whose parts are in projectors/.

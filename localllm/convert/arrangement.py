@@ -18,7 +18,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.quant.formats import BY_NAME, Format
 
-# Constants that old checkpoints store, and scales of an 8-bit KV cache, which no GGUF file has.
+# Tensors without a place in GGUF: constants of old checkpoints, and scales of an 8-bit KV cache.
 LEFT_OUT = re.compile(
     r".*\.(inv_freq|cos_cached|sin_cached|masked_bias|attn\.[kv]_scale|self_attn\.[kv]_scale)"
     r"|(transformer\.)?h\.[0-9]+\.attn\.bias"
@@ -77,7 +77,7 @@ def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> Checkpo
 def arrange_tensors(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
-    """Yield all tensors under their GGUF names, in layer order. Raises ModelError for one too many or too few."""
+    """Yield all tensors under their GGUF names, in layer order. Raises ModelError for missing or unknown tensors."""
     is_tied = h.tied and not has_own_output(stored, family, h, warnings)
     wanted = places(family, h.sizes, is_tied)
     found = match_tensors(stored, family, h, wanted, warnings)
@@ -92,7 +92,7 @@ def arrange_tensors(
 
 
 def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
-    """Return whether a checkpoint that ties its output matrix stores another one than the embedding."""
+    """Return whether a checkpoint with a tied output matrix stores one that differs from the embedding."""
     names, wanted = Names(family, h.sizes), ("token_embd.weight", "output.weight")
     found = {names.place_of(names.plain(theirs), set(wanted))[0]: theirs for theirs in stored}
     if not family.decodes or not all(name in found for name in wanted):
@@ -108,7 +108,7 @@ def match_tensors(
     wanted: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """Match stored tensors with the parts that places need. Raises ModelError for a tensor without a place."""
+    """Match stored tensors to the parts that places need. Raises ModelError for a tensor without a place."""
     names = Names(family, h.sizes)
     parts = {part for place in wanted.values() for part in place.of}
     found: dict[str, Found] = {}
@@ -137,7 +137,7 @@ class Names:
         self.images = 0  # number of ignored vision tensors
 
     def plain(self, theirs: str) -> str:
-        """Remove from a tensor's name what only some checkpoints have in it."""
+        """Remove prefixes that only some checkpoints have from a tensor's name."""
         for prefix in self._family.prefixes:
             theirs = theirs.removeprefix(prefix)
         for old, new in PARTS.items() if not self._family.decodes else ():
@@ -184,7 +184,7 @@ def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlac
 
 
 def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
-    """Return the tensor. Raises ModelError if its shape or type is another."""
+    """Return the tensor. Raises ModelError for an unexpected shape or type."""
     if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
     if tensor.shape != shape:

@@ -18,7 +18,7 @@ def quoted(value: object) -> str:
 
 
 class Config:
-    """The values of a JSON object. Every method raises ModelError, with the name, for a value of another kind."""
+    """The values of a JSON object. Every method raises ModelError, with the name, for a value of a wrong type."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from localllm.files.gguf.header import printable
 
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
-    """Build name, size, license, languages, ... by the gguf package's rules; warns of a card that it cannot use.
+    """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable model card.
 
     shapes: of the tensors, by name.
     """

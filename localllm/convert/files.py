@@ -9,7 +9,7 @@ from typing import Any
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-LFS = b"version https://git-lfs.github.com/spec/"  # how a pointer of Git LFS begins
+LFS = b"version https://git-lfs.github.com/spec/"  # the beginning of a Git LFS pointer
 MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
@@ -28,7 +28,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def refuse_pointer(path: Path, data: bytes) -> None:
-    """Raise ModelError for a pointer of Git LFS, which a clone without LFS has instead of a large file."""
+    """Raise ModelError for a Git LFS pointer, which a clone without LFS has in place of a large file."""
     if data.startswith(LFS):
         raise ModelError(f"{path}: a Git LFS pointer instead of the file: run `git lfs pull` in the folder")
 

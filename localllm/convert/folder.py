@@ -1,4 +1,4 @@
-"""Open a checkpoint's folder: all its parts together, checked against each other."""
+"""Open a checkpoint's folder: combine all its parts, and check them against each other."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from localllm.files.gguf.tensor_source import row_count
 from localllm.quant.recipes import find_recipe, llama_order
 
 TEMPLATE = "tokenizer.chat_template"
-MADE = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of what quantizing makes
+MADE = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of files that quantizing writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the model in a checkpoint's folder. Raises ModelError for what is missing, inconsistent or not supported."""
+    """Open the model in a checkpoint's folder. Raises ModelError if it is incomplete, inconsistent or not supported."""
     folder = Path(path)
     refuse_adapter(folder)
     config = Config.of(folder)
@@ -144,7 +144,7 @@ def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
 
 
 def checkpoint_files(folder: Path) -> list[str]:
-    """List the checkpoint's files, without those that quantizing makes."""
+    """List the checkpoint's files, without those that quantizing writes."""
     return sorted(str(file) for file in folder.iterdir() if file.suffix not in MADE and file.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Translate config.json into GGUF metadata and into the sizes that the weights should have."""
+"""Translate config.json into GGUF metadata and into the expected sizes of the weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -39,7 +39,7 @@ def decoder(
     *,
     activations: tuple[str, ...] = SILU,
     scalings: tuple[str, ...] = PLAIN_SCALING,
-    whole_heads: bool = True,  # all of a head is rotated; otherwise it may be its beginning
+    whole_heads: bool = True,  # RoPE must rotate whole heads, not only their beginning
 ) -> CheckpointFacts:
     """Read a transformer with RoPE and RMS norms. Raises ModelError."""
     refuse_other_activations(config, activations)

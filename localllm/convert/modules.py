@@ -58,7 +58,7 @@ def pooling_type(folder: Path) -> int | None:
 def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
     """Load the matrices after pooling, by their GGUF names.
 
-    are_known: readers of the architecture know them. Raises ModelError otherwise, and for one with a bias or an
+    are_known: readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a bias or an
     activation, which GGUF cannot express.
     """
     found: dict[str, Stored] = {}

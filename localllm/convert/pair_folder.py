@@ -43,7 +43,7 @@ def is_pair_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open both encoders of a checkpoint. Raises ModelError for what is missing or not supported."""
+    """Open both encoders of a checkpoint. Raises ModelError if it is incomplete or not supported."""
     folder = Path(path)
     config = Config.of(folder)
     out, metadata, parts = config.count("projection_dim", 512), dict[str, object](), dict[str, Part]()
@@ -107,7 +107,7 @@ def of_pictures(theirs: str, sizes: dict[str, int], width: int) -> dict[str, Par
 
 
 def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]:
-    """Read all tensors. Raises ModelError for one too many or too few."""
+    """Read all tensors. Raises ModelError for missing or unknown tensors."""
     stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
         if name not in wanted and name not in UNREAD:

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF architecture, and the checkpoint's tensors that each is made from."""
+"""List the tensors of a GGUF architecture, and the checkpoint's tensors from which each is built."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

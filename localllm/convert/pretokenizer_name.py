@@ -1,7 +1,7 @@
 """Find llama.cpp's pre-tokenizer for a tokenizer.json by comparing how both split a text, not by name.
 
-The same expression is spelled in many ways, so both split one text, made to bring every class of character next to
-every other and to the runs that expressions count. Two that agree on all of it are the same for any text that matters.
+The same expression can be written in many ways, so both split a text in which every class of character is next to every
+other class, and next to runs of the lengths that expressions distinguish. If they agree on it, they count as equal.
 """
 
 import json
@@ -17,10 +17,10 @@ from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 # llama.cpp's converter writes this name for Llamas, where the table's first name is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
 
-# Names that few readers know, and others that split alike and do not ignore merges (gpt-oss: the first).
+# Names that few readers know, and equivalent names that do not set ignore_merges (gpt-oss: the first).
 WIDELY_KNOWN = {"granite-embed-multi-97m": "gpt-4o"}
 
-# One character of each class that an expression may tell apart, and runs of them.
+# One character of each class that an expression may distinguish, and runs of them.
 _KINDS = [
     *[
         "a",
@@ -98,7 +98,7 @@ _KINDS = [
 
 @cache
 def probe() -> str:
-    """Build the text: every pair of classes, and 12,000 random ones for what needs three and more."""
+    """Build the text: every pair of classes, and 12,000 random ones for sequences of three and more."""
     draw = random.Random(0)
     pairs = [one + other for one in _KINDS for other in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
@@ -118,7 +118,7 @@ def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
     if cut is None or any(part.get("add_prefix_space") for part in parts(content)):
         raise ModelError("a pre-tokenizer that adds a space before texts, or does not cut them, is not supported")
     known = candidates(ignore_merges)
-    for text in (probe()[-300:], probe()):  # most differ early
+    for text in (probe()[-300:], probe()):  # a short text rules out most
         words = [span for _, span in cut.pre_tokenize_str(text)]
         known = {name: family for name, family in known.items() if split_words(family, text) == words}
     if not known:

@@ -34,7 +34,7 @@ CONVOLUTION = 4  # dimensions of a convolution; readers take them in F32 and F16
 def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the projector in a checkpoint's folder.
 
-    Raises ModelError for what is missing, inconsistent or not supported.
+    Raises ModelError if it is incomplete, inconsistent or not supported.
     """
     folder = Path(path)
     config = Config.of(folder)
@@ -71,7 +71,7 @@ def preparation(folder: Path) -> Config:
 
 
 def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
-    """Yield all tensors of encoder and projector. Raises ModelError for one too many or too few."""
+    """Yield all tensors of encoder and projector. Raises ModelError for missing or unknown tensors."""
     found = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
     wanted = {part.theirs for part in facts.parts.values()}
     for name, tensor in found.items():

@@ -9,8 +9,8 @@ from localllm.convert.config import Config
 from localllm.files.gguf.header import printable
 
 PLAIN = "default"
-BEYOND = "dynamic"  # stretches only beyond the model's context; GGUF has no key for it
-SECTIONS = "mrope"  # several positions, each for a section of pairs
+BEYOND = "dynamic"  # scaling that depends on the length of the text; GGUF has no key for it
+SECTIONS = "mrope"  # M-RoPE
 
 
 @dataclass
@@ -22,7 +22,7 @@ class RopeScaling:
 
 
 def rope_parameters(config: Config) -> Config:
-    """Return the RoPE section, that of full attention where layers with a window have their own."""
+    """Return the RoPE section of config.json; of two, that of the layers with full attention."""
     section = config.section("rope_parameters")
     if not section.content:
         section = config.section("rope_scaling")
@@ -35,8 +35,8 @@ def rope_parameters(config: Config) -> Config:
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
     """Read RoPE of `dims` numbers per head for a model of this context. Raises ModelError.
 
-    kinds: scalings that the architecture knows; "untruncated" is YaRN that does not round its borders, although GGUF's
-    readers round them; "bordered" is YaRN with the file's own borders.
+    kinds: scalings that the architecture supports; "untruncated" is YaRN that does not round the pairs between which it
+    blends, although GGUF's readers round them; "bordered" is YaRN with betas in the file.
     """
     rope = rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)
@@ -77,7 +77,7 @@ def sections(rope: Config, dims: int) -> list[int]:
 
 
 def yarn(rope: Config, context: int) -> dict[str, object]:
-    """Read YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves; the rest is stored."""
+    """Read YaRN (Peng et al. 2023). GGUF's readers apply the factor 1 + 0.1 ln(factor); the rest of it is stored."""
     factor = rope.number("factor")
     wanted = yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:

@@ -10,7 +10,7 @@ from localllm.files.gguf.header import printable
 
 FILE = "generation_config.json"
 FLOAT32, INT32 = np.float32, np.int32
-# Names there, and GGUF's keys and types, as llama.cpp's converter writes them.
+# Names in generation_config.json: GGUF's keys and types, as llama.cpp's converter writes them.
 KEYS: dict[str, tuple[str, type]] = {
     "top_k": ("top_k", INT32),
     "top_p": ("top_p", FLOAT32),
@@ -29,7 +29,7 @@ SEQUENCE = "sequence"  # order of samplers, a string
 
 
 def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Return the keys, and warnings of values that are not numbers and of settings without a GGUF key."""
+    """Return the keys, and warnings about values that are not numbers and settings without a GGUF key."""
     metadata: dict[str, object] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):

@@ -1,8 +1,8 @@
 """Read the vocabulary of a SentencePiece model file (tokenizer.model).
 
-The file is a protobuf message of which seven fields matter. The sentencepiece package would bring a tokenizer that
-localllm does not use, and exposes neither the type of model nor how texts are prepared, which decide whether GGUF can
-hold the vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+The file is a protobuf message, of which seven fields are read. The sentencepiece package is not used: it contains a
+whole tokenizer, and exposes neither the model's type nor its normalizer, on which it depends whether GGUF can express
+the vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
 import struct
@@ -15,7 +15,7 @@ BPE = 2  # TrainerSpec.model_type; 1, the default, is Unigram
 
 @dataclass
 class SentencePieceModel:
-    """A vocabulary. Types have GGUF's numbers, which are SentencePiece's: 1 normal, 2 unknown, 3 control, ..."""
+    """A vocabulary. Types are numbered as in GGUF and SentencePiece: 1 normal, 2 unknown, 3 control, ..."""
 
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -26,7 +26,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a file's bytes. Raises ValueError if they are something else."""
+    """Parse a file's bytes. Raises ValueError if it is no such file."""
     model = SentencePieceModel()
     for number, value in message(data):
         if number == 1:
@@ -65,7 +65,7 @@ def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Decode a number of up to ten bytes, seven bits each; returns it and the end position."""
+    """Decode a number of up to ten bytes, seven bits each; return it and the end position."""
     value = 0
     for n in range(10):
         if position + n >= len(data):

@@ -1,6 +1,6 @@
 """Lazy transformations of a checkpoint's tensors into those of a GGUF file.
 
-A source is a tensor whose rows are read on demand. The functions make sources from sources; none reads more than the
+A source is a tensor whose rows are read on demand. The functions build sources from sources; none reads more than the
 requested rows, or, to transpose, one whole matrix.
 """
 
@@ -41,7 +41,7 @@ class DerivedSource:
 
 
 def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
-    """Select rows in another order; where: int [rows], new row numbers to those of the source."""
+    """Reorder rows; where: int [rows], the source's row for each new row."""
 
     def rows(first: int, last: int) -> np.ndarray:
         wanted = where(np.arange(first, last))
@@ -55,8 +55,8 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
 def to_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> DerivedSource:
     """Reorder rows from rotating halves of a head to rotating pairs, as GGUF's llama does.
 
-    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama number 2 i with number 2 i + 1,
-    where `turned` numbers are rotated; 0: all of a head.
+    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama rotates number 2 i with number
+    2 i + 1. turned: rotated numbers of a head, 0 for all.
     """
     turned = turned or head_dim
 
@@ -139,7 +139,7 @@ def reshape(source: TensorSource, shape: Shape) -> DerivedSource:
 
 
 def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
-    """Reorder columns; order: int [columns], their numbers in the source."""
+    """Reorder columns; order: int [columns], the source's column for each new column."""
     item = BYTES[source.dtype]
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -175,7 +175,7 @@ def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray
 
 
 def scale_rows(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
-    """Multiply each row by its number of every factor, float32 [rows], or [1] for all, in turn."""
+    """Multiply rows by several factors, one after the other: float32 [rows], or [1] for all rows."""
     if not factors:
         return source
 
@@ -209,8 +209,8 @@ def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
 def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
     """Rearrange MXFP4 weights into GGUF's blocks of 32: a scale, then 16 bytes, the first weights in the low halves.
 
-    blocks: uint8 [..., blocks of a row, 16], in whose bytes neighbours are together, the first in the low half; scales:
-    uint8 [..., blocks of a row]. Codes and scales mean the same in both (OCP Microscaling Formats 1.0).
+    blocks: uint8 [..., blocks of a row, 16], two neighbouring weights in a byte, the first in its low half; scales:
+    uint8 [..., blocks of a row]. Codes and scales are the same in both (OCP Microscaling Formats 1.0).
     """
     *outer, count, _ = blocks.shape
 

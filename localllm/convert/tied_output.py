@@ -1,4 +1,4 @@
-"""Decide whether a checkpoint whose config.json ties the output matrix to the embedding has one of its own."""
+"""Decide whether to write an output matrix although config.json ties it to the embedding."""
 
 import gguf
 import numpy as np
@@ -11,10 +11,10 @@ ROWS = 4096  # compared at once
 def unties_output(
     embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
 ) -> bool:
-    """Return whether the output matrix is to be written, although config.json says that it is the embedding.
+    """Return whether the stored output matrix differs from the embedding. name: of the output matrix.
 
-    Tools that merge adapters and train heads store one that differs, and leave `tie_word_embeddings` as it was;
-    transformers 5 and llama.cpp's converter then use both. name: of the output matrix in the checkpoint.
+    Tools that merge adapters or train heads store such a matrix without changing `tie_word_embeddings`; transformers 5
+    and llama.cpp's converter then use both.
     """
     if is_same(embedding, output):
         return False

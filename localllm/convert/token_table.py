@@ -8,7 +8,7 @@ from localllm.files.gguf.header import printable
 from localllm.text.token_types import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # lower than the score of any merged piece
-# Texts that are special tokens even where a checkpoint does not mark them.
+# Texts that are special tokens even if a checkpoint does not mark them.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
 
 
@@ -75,7 +75,7 @@ class TokenizerJson(TypedDict, total=False):
 
 @dataclass
 class Tokens:
-    """A vocabulary of a fixed size under construction; ids without a token get a name that no text has."""
+    """A vocabulary of a fixed size under construction; ids without a token get a placeholder."""
 
     size: int
     model: str  # tokenizer.ggml.model: gpt2, llama, bert or t5

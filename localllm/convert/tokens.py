@@ -14,7 +14,7 @@ from localllm.files.gguf.header import printable
 from localllm.text.subwords import merge
 from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 
-# Gemma 4's markers of reasoning, of tool calls, and of strings in them.
+# Gemma 4's markers of reasoning, tool calls and strings in tool calls.
 SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -116,7 +116,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
 
 
 def from_merges(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read SentencePiece from its translation into merges: pieces that are merged earlier get higher scores."""
+    """Read SentencePiece from tokenizer.json's merges: pieces that are merged earlier get higher scores."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     refuse_cuts(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
@@ -141,7 +141,7 @@ def from_merges_of_gemma4(path: Path, content: TokenizerJson, size: int) -> Toke
 
 
 def show(tokens: Tokens) -> None:
-    """Make the tokens that answers are parsed by visible: user-defined instead of control tokens."""
+    """Make tokens for parsing answers visible: user-defined instead of control tokens."""
     for token, piece in enumerate(tokens.pieces):
         if piece in SHOWN:
             tokens.types[token] = USER_DEFINED
@@ -157,17 +157,17 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
 
 
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
-    """Return whether a step leaves texts whole: Gemma's splits at spaces when none are left."""
+    """Return whether a step does not split texts, as Gemma's, which splits at spaces after they were replaced."""
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False
 
 
 def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
-    """Score every piece that a merge makes: 0, -1, -2, ... in the order of the merges.
+    """Score every piece that a merge produces: 0, -1, -2, ... in the order of the merges.
 
-    SentencePiece joins any two pieces whose concatenation is a piece, the best one first. Merges that do not come from
-    such a model are refused: scores would split texts differently.
+    SentencePiece merges any two pieces whose concatenation is a piece, the one with the highest score first. Merges
+    that do not come from such a model are refused, because scores would split texts differently.
     """
     scores: dict[str, float] = {}
     for rank, group in enumerate(groups_of_merges(pairs)):
@@ -187,7 +187,7 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
 
 
 def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Group consecutive merges that make one piece, or several interleaved ones, which had the same score."""
+    """Group consecutive merges that produce one piece, or several interleaved ones, which had the same score."""
     last = {left + right: position for position, (left, right) in enumerate(pairs)}
     group: list[tuple[str, str]] = []
     end = -1
@@ -206,7 +206,7 @@ def merge_pairs(content: TokenizerJson) -> list[tuple[str, str]]:
 
 
 def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> None:
-    """Raise ModelError if texts are changed in other ways before they are split."""
+    """Raise ModelError for a normalizer that changes texts in ways that GGUF cannot express."""
     for step in steps(content.get("normalizer")):
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")

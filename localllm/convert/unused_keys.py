@@ -1,8 +1,7 @@
 """Warn of keys in a checkpoint's JSON files that no code has read and that are not known to be irrelevant.
 
-transformers writes config.json, and most of it is about training, about loading, or about parts that are converted
-separately. Source: https://huggingface.co/docs/transformers/main_classes/configuration and the configurations of its
-models.
+Most of config.json, which transformers writes, is about training, loading, or parts that are converted separately.
+Source: https://huggingface.co/docs/transformers/main_classes/configuration and the configurations of its models.
 """
 
 import re
@@ -71,7 +70,7 @@ OF_TOKENIZER = re.compile(
 
 
 def warn_unused_config(config: Config) -> list[str]:
-    """Warn of keys in config.json that were not read and that may change something."""
+    """Warn of keys in config.json that were not read and may have an effect."""
     layers = config.content.get("layer_types")
     has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
     is_off = config.content.get("use_sliding_window") is False or has_no_windows
@@ -92,7 +91,7 @@ def paths(content: Mapping[str, object], asked: Collection[str], prefix: str = "
 
 
 def says_something(value: object) -> bool:
-    """Return whether a value may change something: null, false, 0, empty ones and a factor of 1.0 do not."""
+    """Return whether a value may have an effect: null, false, 0, empty values and a factor of 1.0 have none."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 

@@ -26,7 +26,7 @@ OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # GG
 
 @frozen
 class VocabularySettings:
-    """Settings in the files next to the vocabulary."""
+    """The settings in the files that accompany the vocabulary."""
 
     folder: Path
     tokenizer: TokenizerJson | None
@@ -51,7 +51,7 @@ class VocabularySettings:
         return None
 
     def ids(self, name: str) -> list[int]:
-        """Return the ids of a special token; several tokens may end a text."""
+        """Return the ids of a special token; there may be several for eos."""
         found: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
@@ -73,8 +73,8 @@ class VocabularySettings:
 def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, object], list[str]]:
     """Build the tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
 
-    model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are read back as a GGUF
-    file's would be, so that no file is written that localllm then refuses.
+    model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are parsed as those of a
+    GGUF file, so that no file is written that localllm would refuse.
     """
     settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
@@ -181,10 +181,10 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
 
 
 def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
-    """Find tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
+    """Find further tokens that end an answer by generation_config.json, besides EOS and those recognized by text.
 
-    GGUF has keys for two. If there are more, all are also listed in Ollama's key; llama.cpp knows two.
-    Raises ModelError if the vocabulary is not valid, or if something about it is odd.
+    GGUF has keys for two of them; if there are more, all are also listed in Ollama's key, which llama.cpp does not
+    read. Raises ModelError if the vocabulary is invalid or irregular.
     """
     vocabulary = read_vocabulary(metadata, oddities := Oddities())
     if lines := oddities.lines():
@@ -198,14 +198,14 @@ def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySetting
 
 
 def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:
-    """Return the texts of tokens that end an answer and that the model has no row for."""
+    """Return the texts of tokens that end an answer but have no row in the embedding."""
     texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
     named = settings.text("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
 def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
-    """Build localllm's own keys: end texts that are no tokens, and NFC where `pre` does not imply it."""
+    """Build localllm's own keys: stop texts that are no tokens, and NFC if `pre` does not imply it."""
     texts = dropped_end_tokens(tokens, settings)
     metadata: dict[str, object] = {END_TEXTS_KEY: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
@@ -216,7 +216,7 @@ def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
 
 
 def chat_templates(settings: VocabularySettings) -> dict[str, object]:
-    """Read the chat template and any named ones. A file of its own takes precedence over tokenizer_config.json."""
+    """Read the chat template and any named ones. A separate file takes precedence over tokenizer_config.json."""
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")
     if content is None:

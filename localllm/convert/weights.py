@@ -1,7 +1,7 @@
-"""Read tensors in a checkpoint's safetensors files, any rows on demand.
+"""Read rows of the tensors in a checkpoint's safetensors files on demand.
 
-The safetensors package checks each file's header (lengths, overlaps, gaps). Rows are read here: NumPy has no
-bfloat16, for which the package then returns nothing, and plain reads need memory for the requested rows only.
+The safetensors package checks each file's header (lengths, overlaps, gaps). Rows are read here, because the package
+cannot return bfloat16 to NumPy, and plain reads need memory for the requested rows only.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -21,7 +21,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.frozen import frozen
 
-WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")  # of PEFT, torch.compile, data parallel training
+WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")  # prefixes of PEFT, torch.compile, data parallel training
 ADAPTER = re.compile(r".*\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\..+")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
@@ -74,7 +74,7 @@ def open_weights(folder: Path) -> dict[str, Stored]:
 
 
 def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Remove what a training framework puts before all names. Raises ModelError for adapters that are not merged."""
+    """Remove a training framework's prefix from all names. Raises ModelError for adapters that are not merged."""
     for name, tensor in stored.items():
         if ADAPTER.fullmatch(name):
             raise ModelError(f"{tensor.path}: has adapter weights ({printable(name)}): merge them into the model first")

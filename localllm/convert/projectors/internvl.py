@@ -68,7 +68,7 @@ def one_side(config: Config, name: str) -> int:
 
 
 def layer(c: SeeingConfig, h: EncoderSizes) -> Parts:
-    """List a layer's tensors. Raises ModelError for norms that readers would not expect."""
+    """List a layer's tensors. Raises ModelError for norms that readers of the file would not apply."""
     is_large, biased = (h.width, h.layers) == LARGE, c.vision.flag("attention_bias", False)
     c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
     normed = c.vision.flag("use_qk_norm", False)

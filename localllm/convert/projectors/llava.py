@@ -1,7 +1,7 @@
 """Convert the projectors of LLaVA 1.5 and 1.6: CLIP up to the selected layer, and two matrices.
 
-Later layers are left out. The file says which layer is the last one (`feature_layer`), for without it llama.cpp leaves
-out one more.
+Later layers are left out. The file names the last layer (`feature_layer`), because without it llama.cpp leaves out one
+more.
 """
 
 from localllm.arch.vision.anyres import UNPADDED

@@ -1,7 +1,7 @@
-"""Checkpoints whose weights are quantized: each tensor and its scales become one source of float32 numbers.
+"""Read checkpoints with quantized weights: each tensor and its scales become one source of float32 numbers.
 
-`open_quantized` looks at config.json's quantization_config and replaces what the method stores (X.qweight, X.scales,
-...) by X.weight, dequantized by rows when it is read. Tensors that the method has left alone stay as they are.
+`open_quantized` reads config.json's quantization_config and replaces the method's tensors (X.qweight, X.scales, ...) by
+X.weight, whose rows are dequantized when they are read. Unquantized tensors stay as they are.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-# By quant_method. A function replaces the method's tensors in a mapping of them, by names.
+# By quant_method: a function that replaces the method's tensors in a mapping by name.
 METHODS: dict[str, Callable[[Tensors, Config], Tensors]] = {
     "awq": packed_columns.open_awq,
     "bitsandbytes": bitsandbytes.open_bitsandbytes,
@@ -26,7 +26,7 @@ METHODS: dict[str, Callable[[Tensors, Config], Tensors]] = {
 
 
 def quant_method(config: Config) -> str:
-    """Return the quantization method of a checkpoint, "" if its weights are numbers."""
+    """Return the quantization method of a checkpoint, "" if its weights are not quantized."""
     method = config.get("quantization_config") or config.get("compression_config")
     if isinstance(method, dict):
         is_bitsandbytes = method.get("load_in_4bit") or method.get("load_in_8bit")
@@ -44,7 +44,7 @@ def find_method(config: Config) -> str:
 
 
 def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
-    """Replace quantized tensors by dequantized ones. Raises ModelError for a method or a setting that is unknown."""
+    """Replace quantized tensors by dequantized ones. Raises ModelError for an unknown method or setting."""
     name = find_method(config)
     if not name:
         return fp8.open_unscaled(Tensors(stored)).all()

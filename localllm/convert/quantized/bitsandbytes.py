@@ -1,9 +1,9 @@
-"""bitsandbytes: weights of 4 bits (NF4, FP4) with scales of blocks, and of 8 bits with scales of rows (LLM.int8).
+"""bitsandbytes: 4-bit weights (NF4, FP4) with a scale per block, and 8-bit weights with a scale per row (LLM.int8).
 
 4 bits: weight = map[code] * absmax of its block of the flattened matrix, the first code in a byte's high half; absmax
-may be quantized itself, to 8 bits with a map, scales of blocks and an offset. JSON in a tensor of its own
-(X.weight.quant_state.bitsandbytes__nf4) says what X.weight means. 8 bits: weight = number * SCB / 127. Source: the
-package's functional.py (QuantState.as_dict).
+may be quantized itself, to 8 bits with a map, a scale per block and an offset. JSON in a separate tensor
+(X.weight.quant_state.bitsandbytes__nf4) describes X.weight. 8 bits: weight = number * SCB / 127. Source: the package's
+functional.py (QuantState.as_dict).
 """
 
 import json
@@ -20,7 +20,7 @@ KINDS = ("nf4", "fp4")
 
 
 def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
-    """Dequantize weights of 4 and of 8 bits. Raises ModelError."""
+    """Dequantize 4-bit and 8-bit weights. Raises ModelError."""
     for kind in KINDS:
         for name in tensors.names(STATE + kind):
             put_fours(tensors, name, tensors.take(name + STATE + kind))
@@ -31,7 +31,7 @@ def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
-    """Add a weight of 4-bit codes. Raises ModelError for parts that do not fit."""
+    """Add a weight of 4-bit codes. Raises ModelError for inconsistent parts."""
     described = read_state(state)
     packed = require(tensors.take(name), ["U8"])
     shape, size = described.shape, described.block_size
@@ -76,7 +76,7 @@ def read_state(state: Stored) -> QuantState:
 
 
 def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.ndarray:
-    """Return the scales of blocks, float32; they may be quantized themselves. Raises ModelError."""
+    """Return the blocks' scales, float32, dequantized if necessary. Raises ModelError."""
     stored = tensors.take(f"{name}.absmax")
     scales = load(stored).reshape(-1)
     if stored.dtype != "U8":

@@ -1,8 +1,8 @@
 """Checkpoints of compressed-tensors (llm-compressor): packed and plain integers, FP8, NVFP4 and MXFP4.
 
-weight = (number - zero point) * scale. Integers of a packed weight are stored with half their range added, 32 / bits in
-a 32-bit word, the first in the lowest bits; so are zero points, along the other dimension. Source: the package's
-compressors (quantized_compressors/pack_quantized.py and its neighbours).
+weight = (number - zero point) * scale. Packed integers are stored with half their range added, 32 / bits in a 32-bit
+word, the first in the lowest bits; zero points are packed in the same way along the other dimension. Source: the
+package's compressors (quantized_compressors/pack_quantized.py and its neighbours).
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ def put_floats(tensors: Tensors, name: str, packed: Stored) -> None:
 
 
 def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
-    """Add a weight of packed integers. Raises ModelError for parts that do not fit."""
+    """Add a weight of packed integers. Raises ModelError for inconsistent parts."""
     shape = tensors.take(f"{name}.weight_shape")
     rows, columns = (int(size) for size in load(shape).reshape(-1))
     bits = bits_of(packed, rows, columns)
@@ -82,7 +82,7 @@ def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
 
 
 def bits_of(packed: Stored, rows: int, columns: int) -> int:
-    """Return the bits of a number by the words of a row. Raises ModelError if no number of bits fits."""
+    """Compute the bits of a number from the words of a row. Raises ModelError if no width fits."""
     words = packed.shape[-1]
     for bits in (4, 8, 2, 3, 5, 6, 7, 1):
         if packed.shape == (rows, words) and -(-columns // (32 // bits)) == words:
@@ -91,13 +91,13 @@ def bits_of(packed: Stored, rows: int, columns: int) -> int:
 
 
 def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -> np.ndarray:
-    """Return the group of each column, int [columns]. Raises ModelError if there are others."""
+    """Return the group of each column, int [columns]. Raises ModelError for group numbers out of range."""
     if order is None:
         if columns % groups:
             raise refusal(packed, f"{groups} groups of {columns} columns")
         return np.arange(columns) // (columns // groups)
     found = load(order).reshape(-1).astype(np.int64)
-    if (found < 0).all():  # which says that there is no order
+    if (found < 0).all():  # the value for columns in order
         return np.arange(columns) // (columns // groups)
     if len(found) != columns or found.min() < 0 or found.max() >= groups:
         raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {columns} columns")
@@ -105,7 +105,7 @@ def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -
 
 
 def put_plain_integers(tensors: Tensors, name: str, weight: Stored) -> None:
-    """Add a weight of integers of 8 bits with scales of rows, of groups of columns, or of all."""
+    """Add a weight of 8-bit integers with a scale per row, per group of columns, or for all."""
     rows, columns = weight.shape
     scale = tensors.take(f"{name}.weight_scale")
     scales = load(scale)

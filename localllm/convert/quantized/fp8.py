@@ -1,4 +1,4 @@
-"""FP8 weights with scales: of blocks (DeepSeek, Qwen), of rows (FBGEMM), of whole tensors (ModelOpt, static FP8).
+"""FP8 weights with a scale per block (DeepSeek, Qwen), per row (FBGEMM) or per tensor (ModelOpt, static FP8).
 
 weight = number * scale. Sources: the checkpoints' own model code (DeepSeek-V3's weight_dequant), transformers'
 quantizer_finegrained_fp8 and quantizer_fbgemm_fp8, ModelOpt's unified checkpoint format.
@@ -14,7 +14,7 @@ from localllm.convert.quantized.numbers import E2M1, Tensors, decode, load, refu
 from localllm.convert.weights import Stored
 
 EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
-# Of activations and of the cache: no weights depend on them.
+# Scales of activations and of the KV cache, on which no weights depend.
 ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".output_scale", ".input_scale_ub")
 SCALES = ("_scale_inv", "_scale")  # after a weight's name
 
@@ -35,7 +35,7 @@ def open_fp8(tensors: Tensors, config: Config) -> Tensors:
 
 
 def open_unscaled(tensors: Tensors) -> Tensors:
-    """Decode weights that were cast to 8 bits: without a quantization method the numbers are the weights."""
+    """Decode weights that were cast to 8 bits, in checkpoints without a quantization method."""
     for name, weight in [*tensors.all().items()]:
         if weight.dtype in EIGHT_BITS and weight.shape:
             put_numbers(tensors, name, weight)
@@ -48,7 +48,7 @@ def put_numbers(tensors: Tensors, name: str, weight: Stored) -> None:
 
 
 def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block: Sequence[int] | None) -> None:
-    """Add a weight of 8-bit numbers times scales. Raises ModelError for scales that do not fit."""
+    """Add a weight of 8-bit floats times scales. Raises ModelError for scales of a wrong shape."""
     scales = load(scale)
     scales = scales if scales.ndim >= 2 else scales.reshape(-1, 1) if scales.size > 1 else scales.reshape(1, 1)
     *stack, rows, columns = weight.shape if len(weight.shape) > 1 else (1, *weight.shape)
@@ -81,14 +81,14 @@ def block_size(
 
 
 def put_nvfp4(tensors: Tensors, name: str) -> None:
-    """Add a weight of ModelOpt's NVFP4: numbers of 4 bits, an FP8 scale for 16 of them, and one for all."""
+    """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale for every 16 of them, and one for all."""
     weight = require(tensors.take(f"{name}.weight"), ["U8"])
     scale, second = tensors.take(f"{name}.weight_scale"), load(tensors.take(f"{name}.weight_scale_2"))
     put_fours(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
 
 
 def put_fours(tensors: Tensors, name: str, weight: Stored, scale: Stored, factor: float) -> None:
-    """Add a weight of floats of 4 bits (E2M1), two in a byte, with scales along rows, times a factor."""
+    """Add a weight of 4-bit floats (E2M1), two in a byte, with scales along rows, times a factor."""
     *outer, half = weight.shape
     groups, columns = scale.shape[-1], 2 * half
     if [*scale.shape[:-1]] != outer or groups == 0 or columns % groups:

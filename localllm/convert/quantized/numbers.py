@@ -19,7 +19,7 @@ WORDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 
 @frozen
 class DequantizedTensor:
-    """A tensor of float32 numbers that are computed when they are read; stands in for a stored one."""
+    """A float32 tensor whose rows are dequantized when they are read; takes the place of a stored one."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class DequantizedTensor:
 
 
 class Tensors:
-    """A checkpoint's tensors by name, from which a method takes what it stores."""
+    """A checkpoint's tensors by name, from which a quantization method takes its own."""
 
     def __init__(self, stored: Mapping[str, Stored]):
         self._left = dict[str, Any](stored)
@@ -42,7 +42,7 @@ class Tensors:
         return self._left
 
     def names(self, suffix: str) -> list[str]:
-        """Return the modules that have a tensor with this suffix, without it."""
+        """Return the names of the modules that have a tensor with this suffix."""
         return [name.removesuffix(suffix) for name in self._left if name.endswith(suffix)]
 
     def take(self, name: str) -> Stored:
@@ -60,12 +60,12 @@ class Tensors:
         return self._left.get(name)
 
     def drop(self, *suffixes: str) -> None:
-        """Leave out tensors that no weights depend on."""
+        """Drop tensors that no weights depend on."""
         for name in [name for name in self._left if name.endswith(suffixes)]:
             del self._left[name]
 
     def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
-        """Add a tensor that is computed; like: one that it is made of."""
+        """Add a computed tensor; like: one of the tensors that it is computed from."""
         self._left[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
 
@@ -85,7 +85,7 @@ def load(tensor: Stored) -> np.ndarray:
 
 
 def decode(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Decode bytes: float32 for types of numbers with a fraction, integers as they are."""
+    """Decode bytes: float32 for floats, integers as they are."""
     if dtype in FLOATS_OF_8_BITS:
         return FLOATS_OF_8_BITS[dtype][data]
     if dtype in ("BF16", "F64", "F32", "F16"):
@@ -99,7 +99,7 @@ def map_words(tensor: Stored) -> np.ndarray:
 
 
 def require(tensor: Stored, dtypes: Sequence[str], shape: Sequence[int] | None = None) -> Stored:
-    """Return the tensor. Raises ModelError if its type or shape is another."""
+    """Return the tensor. Raises ModelError for an unexpected type or shape."""
     if tensor.dtype not in dtypes:
         raise refusal(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
     if shape is not None and tensor.shape != tuple(shape):
@@ -108,7 +108,7 @@ def require(tensor: Stored, dtypes: Sequence[str], shape: Sequence[int] | None =
 
 
 def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
-    """Tabulate floats of a sign, `exponent` and `mantissa` bits: float32 [256].
+    """Tabulate 8-bit floats with a sign and so many exponent and mantissa bits: float32 [256].
 
     is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
     """
@@ -127,7 +127,7 @@ def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray
 
 
 def exponents() -> np.ndarray:
-    """Tabulate powers of two by their exponent of 8 bits (E8M0): float32 [256]."""
+    """Tabulate powers of two by their 8-bit exponent (E8M0): float32 [256]."""
     powers = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
     powers[255] = np.nan
     return powers
@@ -138,7 +138,7 @@ FLOATS_OF_8_BITS = {
     "F8_E5M2": float8(5, 2, 15, True),
     "F8_E8M0": exponents(),
 }
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # floats of 4 bits
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # 4-bit floats
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
@@ -151,7 +151,7 @@ def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
 def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
     """Split a stream of bits in 32-bit words, [rows, words], into numbers of `bits` bits: int32 [rows, numbers].
 
-    Numbers may lie across two words, as three bits do.
+    A number may span two words, as with 3 bits.
     """
     bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
     ones = np.unpackbits(bytes_, axis=1, bitorder="little")
@@ -160,6 +160,6 @@ def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_nibbles(data: np.ndarray, high_first: bool = False) -> np.ndarray:
-    """Split bytes into codes of 4 bits, uint8 [..., 2 * bytes]."""
+    """Split bytes into 4-bit codes, uint8 [..., 2 * bytes]."""
     low, high = data & 15, data >> 4
     return np.stack([high, low] if high_first else [low, high], axis=-1).reshape(*data.shape[:-1], -1)

@@ -1,8 +1,8 @@
-"""AWQ and GPTQ: integers packed in 32-bit words, of matrices that lie transposed, [inputs, outputs].
+"""AWQ and GPTQ: integers packed in 32-bit words, in transposed matrices [inputs, outputs].
 
-weight = (number - zero point) * scale, with a scale and a zero point for some inputs. AWQ packs 8 neighbouring outputs
-in a word, in an order of its own; GPTQ packs inputs, and stores zero points less one (its first format). Sources:
-AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; the format is documented in vLLM, too.
+weight = (number - zero point) * scale, with a scale and a zero point for each group of inputs. AWQ packs 8 neighbouring
+outputs in a word, in the order AWQ_ORDER; GPTQ packs inputs, and its first format stores zero points - 1. Sources:
+AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; vLLM documents the format, too.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of outputs
 
 
 def open_awq(tensors: Tensors, config: Config) -> Tensors:
-    """Dequantize AWQ's weights. Raises ModelError for another packing than that of its kernel "gemm"."""
+    """Dequantize AWQ's weights. Raises ModelError for a packing other than "gemm"."""
     version = str(config.get("version") or "gemm").lower()
     if version != "gemm" or config.count("bits", 4) != 4:
         raise config.refusal(f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)")
@@ -33,7 +33,7 @@ def open_awq(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_awq(tensors: Tensors, name: str) -> None:
-    """Add a weight of AWQ. Raises ModelError for parts that do not fit."""
+    """Add a weight of AWQ. Raises ModelError for inconsistent parts."""
     packed = require(tensors.take(f"{name}.qweight"), ["I32"])
     scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
     scales, (inputs, words) = load(scale), packed.shape
@@ -57,7 +57,7 @@ def in_order(words: np.ndarray) -> np.ndarray:
 
 
 def open_gptq(tensors: Tensors, config: Config) -> Tensors:
-    """Dequantize GPTQ's weights, with columns in any order of groups. Raises ModelError."""
+    """Dequantize GPTQ's weights, also with activation order (g_idx). Raises ModelError."""
     bits = config.count("bits", 4)
     if bits not in (2, 3, 4, 8):
         raise config.refusal(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
@@ -68,7 +68,7 @@ def open_gptq(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
-    """Add a weight of GPTQ; added: to stored zero points. Raises ModelError for parts that do not fit."""
+    """Add a weight of GPTQ; added: to stored zero points. Raises ModelError for inconsistent parts."""
     packed = require(tensors.take(f"{name}.qweight"), ["I32"])
     scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
     order = tensors.take_if_there(f"{name}.g_idx")
@@ -87,7 +87,7 @@ def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
 
 
 def group_of_inputs(packed: Stored, order: Stored | None, inputs: int, groups: int) -> np.ndarray:
-    """Return the group of each input, int [inputs]. Raises ModelError for other groups."""
+    """Return the group of each input, int [inputs]. Raises ModelError for group numbers out of range."""
     if order is None:
         if inputs % groups:
             raise refusal(packed, f"{groups} groups of {inputs} inputs")
