@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Step
-from localllm.files.gguf.page_release import release_pages
+from localllm.files.gguf.mapped_pages import release_pages
 
 AT_ONCE = 1 << 25  # most bytes of weights in a slice, unless a stage has more
 

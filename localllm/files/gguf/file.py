@@ -1,6 +1,6 @@
 """A memory-mapped GGUF model, of one file or several: metadata and read-only views of the weights.
 
-The operating system loads pages on first access and shares them between processes. (See also prefault.py.)
+The operating system loads pages on first access and shares them between processes. (See also mapped_pages.py.)
 """
 
 import math

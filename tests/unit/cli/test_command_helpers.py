@@ -69,7 +69,7 @@ from localllm.convert.projectors.internvl import one_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files.folders import make_private
 from localllm.files.gguf import header_only as hollow
-from localllm.files.gguf import prefault as ahead
+from localllm.files.gguf import mapped_pages as ahead
 from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.gguf.projectors import choose_projector

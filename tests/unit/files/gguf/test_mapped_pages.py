@@ -7,7 +7,7 @@ import pytest
 from project import ROOT
 
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.prefault import content_of, populate
+from localllm.files.gguf.mapped_pages import content_of, populate
 from localllm.system.memory import is_in_memory
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
@@ -51,4 +51,4 @@ def test_the_whole_file_is_found(tmp_path):
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         for name in file.tensors:
-            assert len(content_of(file, name)) == (tmp_path / "model.gguf").stat().st_size
+            assert len(content_of(file.tensors[name].data)) == (tmp_path / "model.gguf").stat().st_size
