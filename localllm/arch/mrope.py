@@ -24,22 +24,24 @@ def read_sections(fields: Fields) -> list[int] | None:
     return sections
 
 
-def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
+def with_sections(fields: Fields, rope: Rope, interleaved: bool = False) -> Rope:
     """Return RoPE with the file's sections, or unchanged if it has none. Raises ModelError.
 
-    mixed: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
+    interleaved: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
     """
     sections = read_sections(fields)
     if sections is None:
         return rope
     places = [pair % sum(sections) for pair in range(rope.dims // 2)]
-    ends = [3 * sections[place % 3] if mixed else sum(sections[:3]) for place in places]
+    ends = [3 * sections[place % 3] if interleaved else sum(sections[:3]) for place in places]
     unrotated = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
-    return replace(rope, unrotated=unrotated, pair_axes=tuple(axis_of(place, sections, mixed) for place in places))
+    return replace(
+        rope, unrotated=unrotated, pair_axes=tuple(axis_of(place, sections, interleaved) for place in places)
+    )
 
 
-def axis_of(place: int, sections: list[int], mixed: bool) -> int:
+def axis_of(place: int, sections: list[int], interleaved: bool) -> int:
     """Return the axis that rotates a pair: 0 for time, 1 for height, 2 for width."""
-    if mixed:
+    if interleaved:
         return place % 3
     return 0 if place < sections[0] else 1 if place < sections[0] + sections[1] else 2

@@ -185,7 +185,7 @@ def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]"
     for result in results:
         name, nbytes = result.recipe.name, sum(file.nbytes for file in result.files)
         row = (name, size(nbytes), f"{result.plan.bits_per_weight:.2f}", f"{result.seconds:.1f} s")
-        rows.append((*row, *(measured[name].columns if measured else ())))
+        rows.append((*row, *(measured[name].cells if measured else ())))
     if measured:
         titles = (*titles, "KL divergence", "same top token")
     return columns(titles, rows, "<" + ">" * (len(titles) - 1))

@@ -13,7 +13,7 @@ from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import KEEP_BLOCKS, family_of
 from localllm.convert.families.bert import RANK
-from localllm.convert.families.layers import PACKED, TURNED
+from localllm.convert.families.layers import PACKED, TRANSPOSED
 from localllm.convert.files import read_json
 from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
 from localllm.convert.quantized import open_quantized
@@ -138,9 +138,9 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
-    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TURNED for one transposed."""
+    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TRANSPOSED for one transposed."""
     found = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
-    return 0 if not found else TURNED if found[0][-1:] == (width,) else PACKED
+    return 0 if not found else TRANSPOSED if found[0][-1:] == (width,) else PACKED
 
 
 def checkpoint_files(folder: Path) -> list[str]:

@@ -71,7 +71,7 @@ class CheckpointModel:
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
             order = to_pairs if self.family.rotated else to_halves
             matrix = source if len(source.shape) > 1 else column(source)
-            rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
+            rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("rotated_dims", 0))
             return rotated if len(source.shape) > 1 else flat(rotated)
         if name in self.family.transposed:
             return transpose(source)

@@ -52,28 +52,28 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
     return DerivedSource(source.dtype, shape, rows)
 
 
-def to_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> DerivedSource:
+def to_pairs(source: TensorSource, head_dim: int, rotated_dims: int = 0) -> DerivedSource:
     """Reorder rows from rotating halves of a head to rotating pairs, as GGUF's llama does.
 
-    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama rotates number 2 i with number
-    2 i + 1. turned: rotated numbers of a head, 0 for all.
+    A checkpoint rotates number i of a head with number i + rotated_dims / 2, GGUF's llama rotates number 2 i with
+    number 2 i + 1. rotated_dims: rotated numbers of a head, 0 for all.
     """
-    turned = turned or head_dim
+    rotated_dims = rotated_dims or head_dim
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)
-        return head * head_dim + np.where(within < turned, within % 2 * (turned // 2) + within // 2, within)
+        return head * head_dim + np.where(within < rotated_dims, within % 2 * (rotated_dims // 2) + within // 2, within)
 
     return pick_rows(source, source.shape, where)
 
 
-def to_halves(source: TensorSource, head_dim: int, turned: int) -> DerivedSource:
-    """Reorder rows from rotating pairs of a head to rotating halves, `turned` numbers of them."""
+def to_halves(source: TensorSource, head_dim: int, rotated_dims: int) -> DerivedSource:
+    """Reorder rows from rotating pairs of a head to rotating halves, `rotated_dims` numbers of them."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)
-        half = turned // 2
-        return head * head_dim + np.where(within < turned, within % half * 2 + within // half, within)
+        half = rotated_dims // 2
+        return head * head_dim + np.where(within < rotated_dims, within % half * 2 + within // half, within)
 
     return pick_rows(source, source.shape, where)
 

@@ -19,7 +19,7 @@ class Divergence(NamedTuple):
     same_top: float
 
     @property
-    def columns(self) -> tuple[str, str]:
+    def cells(self) -> tuple[str, str]:
         """Format the divergence and the share of tokens with the same most likely prediction."""
         return f"{self.mean:.4f} ± {self.error:.4f}", f"{100 * self.same_top:.1f} %"
 
@@ -44,7 +44,7 @@ def markdown(results: Sequence[Result], measured: Mapping[str, Divergence]) -> s
     titles = ["file", "type", "size", "bits per weight", *(["KL divergence", "same top token"] if measured else [])]
     lines = [table_line([*titles, "SHA-256"]), f"|---|---|{'--:|' * (len(titles) - 2)}---|"]
     for result in results:
-        of_model = measured[result.recipe.name].columns if measured else ()
+        of_model = measured[result.recipe.name].cells if measured else ()
         for file in result.files:
             name, size = os.path.basename(file.path), f"{file.nbytes / 1e9:.2f} GB"
             size = size if file.nbytes >= 1e9 else f"{file.nbytes / 1e6:.1f} MB"

@@ -68,7 +68,7 @@ def read(fields: Fields) -> Qwen35:
     common, attention = fields.common(), read_attention(fields, interleaved=False)
     return Qwen35(
         **common,
-        attention=replace(attention, rope=with_sections(fields, attention.rope, mixed=True)),
+        attention=replace(attention, rope=with_sections(fields, attention.rope, interleaved=True)),
         epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],

@@ -35,7 +35,7 @@ def read(fields: Fields) -> Qwen3VL:
     h = qwen3.read(fields)
     if fields.raw(NAME) is None:
         raise fields.error(f"no {fields.key(NAME)} in the metadata")
-    attention = replace(h.attention, rope=with_sections(fields, h.attention.rope, mixed=True))
+    attention = replace(h.attention, rope=with_sections(fields, h.attention.rope, interleaved=True))
     deep = fields.whole("n_deepstack_layers", 0, 0, h.layers)
     return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)
 

@@ -75,7 +75,7 @@ def read(fields: Fields) -> Qwen4:
         raise fields.unsupported(f"heads of {delta.key_dim} keys and {delta.value_dim} values are not supported here")
     if not fields.has(SECTIONS):
         raise fields.wrong(SECTIONS, "four numbers")
-    rope = with_sections(fields, heads.rope, mixed=True)
+    rope = with_sections(fields, heads.rope, interleaved=True)
     if rope.unrotated:
         raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that stand still are not supported here")
     streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")

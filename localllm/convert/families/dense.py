@@ -83,13 +83,13 @@ def glm4v(config: Config) -> CheckpointFacts:
     GLM-OCR has a multi-token prediction layer, which is counted even where the checkpoint lacks it.
     """
     h = decoder(config, whole_heads=False, scalings=(SECTIONS,))
-    turned, mtp_layers = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
-    sizes = {"both_hidden": 2 * h.sizes["hidden"], "turned": turned}
+    rotated_dims, mtp_layers = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
+    sizes = {"both_hidden": 2 * h.sizes["hidden"], "rotated_dims": rotated_dims}
     return h.updated(
         sizes | {"mtp_layers": mtp_layers, "both_inputs": 2 * h.sizes["width"]},
         block_count=h.sizes["layers"] + mtp_layers,
         nextn_predict_layers=mtp_layers or None,
-        rope__dimension_count=turned,
+        rope__dimension_count=rotated_dims,
     )
 
 

@@ -55,7 +55,7 @@ def gemma4(config: Config) -> CheckpointFacts:
     if narrow:
         config.only("vocab_size_per_layer_input", h.sizes["vocab"])
     cap = config.get("final_logit_softcapping")
-    return replace(h, tensors={"rope_freqs.weight": turning(rope, dim)}).updated(
+    return replace(h, tensors={"rope_freqs.weight": rope_factors(rope, dim)}).updated(
         sizes,
         feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
         attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
@@ -84,7 +84,7 @@ def of_whole(config: Config, name: str) -> int:
     return config.updated(**{theirs: config.get(theirs, next(iter(said), usual))}).count(theirs)
 
 
-def turning(rope: Config, dim: int) -> np.ndarray:
+def rope_factors(rope: Config, dim: int) -> np.ndarray:
     """Compute the divisors of pairs' frequencies, float32 [dim / 2]: only the first pairs rotate."""
     rope.only("rope_type", "proportional")
     share = rope.number("partial_rotary_factor", 0.25)

@@ -80,8 +80,8 @@ def hy_v4(config: Config) -> CheckpointFacts:
         {
             "mtp_layers": 0,
             "streams": streams,
-            "joined": streams * h.sizes["width"],
-            "mixes": 2 * streams,
+            "all_streams": streams * h.sizes["width"],
+            "stream_weights": 2 * streams,
             "one": 1,
             "two": 2,
             "both_hidden": 2 * h.sizes["expert_hidden"],
@@ -131,8 +131,8 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     layer["attn_sinks.weight"] = as_it_is("self_attn.learnable_sink_param", "heads")
     for name, theirs in (("attn", "attn"), ("ffn", "mlp")):
         place = f"hc_{theirs}_layer.hc_pre.hc"
-        layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "mixes", "joined")
-        layer[f"hc_{name}_base.weight"] = as_it_is(f"{place}_base", "mixes")
+        layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "stream_weights", "all_streams")
+        layer[f"hc_{name}_base.weight"] = as_it_is(f"{place}_base", "stream_weights")
         layer[f"hc_{name}_scale.weight"] = as_it_is(f"{place}_scale", "two")
     if sizes[f"chooses_{number}"]:
         layer |= INDEXER
@@ -155,7 +155,7 @@ HY_V4 = replace(
     layer=hy_v4_layer,
     read=hy_v4,
     whole={
-        "output_hc_fn.weight": in_full(f"{HEAD}_fn", "streams", "joined"),
+        "output_hc_fn.weight": in_full(f"{HEAD}_fn", "streams", "all_streams"),
         "output_hc_base.weight": as_it_is(f"{HEAD}_base", "streams"),
         "output_hc_scale.weight": as_it_is(f"{HEAD}_scale", "one"),
     },

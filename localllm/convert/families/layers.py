@@ -28,10 +28,10 @@ SHARED_EXPERT = {
     "ffn_down_shexp": ("width", "shared_hidden"),
 }
 
-PACKED, TURNED = 1, 2  # ways to store the experts of a layer in one tensor
+PACKED, TRANSPOSED = 1, 2  # ways to store the experts of a layer in one tensor
 OF_PACKED = {
     PACKED: (("experts", "both_hidden", "width"), ("experts", "width", "expert_hidden")),
-    TURNED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
+    TRANSPOSED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
 }
 
 
@@ -42,10 +42,10 @@ def experts_of(sizes: Sizes, prefix: str) -> Layer:
     """
     if not sizes["packed"]:
         return EXPERTS
-    turned, (both, down) = sizes["packed"] == TURNED, OF_PACKED[sizes["packed"]]
+    is_transposed, (both, down) = sizes["packed"] == TRANSPOSED, OF_PACKED[sizes["packed"]]
 
     def whole(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return transpose(sources[0]) if turned else sources[0]
+        return transpose(sources[0]) if is_transposed else sources[0]
 
     def half(number: int) -> DerivedTensor:
         def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

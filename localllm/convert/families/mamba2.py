@@ -135,10 +135,10 @@ def bamba(config: Config) -> CheckpointFacts:
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
-    turned = rotary_dims(said, h.sizes["head_dim"])
+    rotated_dims = rotary_dims(said, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(config, h.updated({"turned": turned}), [number in indices for number in range(layers)])
-    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=turned, rope__scaling__finetuned=True)
+    h = attending(config, h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
 
 
 def bamba_layer(sizes: Sizes, number: int) -> Layer:

@@ -237,12 +237,12 @@ def dbrx(config: Config) -> CheckpointFacts:
     )
 
 
-def of_all(name: str, place: str, turned: bool = False) -> DerivedTensor:
+def of_all(name: str, place: str, is_transposed: bool = False) -> DerivedTensor:
     """Declare matrices of all experts, stored as one."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         whole = (sizes["experts"], sizes["expert_hidden"], sizes["width"])
-        return transpose(reshape(sources[0], whole)) if turned else reshape(sources[0], whole)
+        return transpose(reshape(sources[0], whole)) if is_transposed else reshape(sources[0], whole)
 
     return DerivedTensor(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, build)
 
@@ -257,7 +257,7 @@ DBRX = Family(
         **EXPERTS,
         "ffn_gate_exps": of_all("w1", "ffn_gate_exps"),
         "ffn_up_exps": of_all("v1", "ffn_up_exps"),
-        "ffn_down_exps": of_all("w2", "ffn_down_exps", turned=True),
+        "ffn_down_exps": of_all("w2", "ffn_down_exps", is_transposed=True),
     },
     dbrx,
 )

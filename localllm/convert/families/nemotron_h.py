@@ -36,7 +36,7 @@ def nemotron_h(config: Config) -> CheckpointFacts:
     h = decoder(config.updated(**own))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
     h = with_states(h, states_of(config, h.sizes["width"], inner, "", NAMES))
-    hidden = config.count("moe_intermediate_size") if mixes(config) else h.sizes["hidden"]
+    hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
     return h.updated(
         {f"kind_{number}": kind for number, kind in enumerate(kinds)},
@@ -72,7 +72,7 @@ def kinds_of(config: Config) -> list[int]:
     return [KINDS[kind] for kind in kinds]
 
 
-def mixes(config: Config) -> bool:
+def has_experts(config: Config) -> bool:
     """Return whether feed-forward networks are experts."""
     return any(kind in OF_EXPERTS for kind in layer_kinds(config))
 
@@ -125,4 +125,4 @@ NEMOTRON_H_MOE = replace(
 
 
 def select_nemotron_h(config: Config) -> Family:
-    return NEMOTRON_H_MOE if mixes(config) else NEMOTRON_H
+    return NEMOTRON_H_MOE if has_experts(config) else NEMOTRON_H

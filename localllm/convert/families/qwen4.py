@@ -10,7 +10,15 @@ import numpy as np
 from localllm.convert.config import Config
 from localllm.convert.families.layers import as_stored
 from localllm.convert.families.mamba import squeeze
-from localllm.convert.families.qwen_next import ATTENDING, QWEN35MOE, RULE, mixed, mixture, qwen_next, with_sections
+from localllm.convert.families.qwen_next import (
+    ATTENDING,
+    QWEN35MOE,
+    RULE,
+    mixture,
+    qwen_next,
+    with_qwen_experts,
+    with_sections,
+)
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.rope_scaling import SECTIONS
@@ -34,12 +42,18 @@ def qwen4exp(config: Config) -> CheckpointFacts:
     known = with_sections(config).updated(
         layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
     )
-    h = mixed(known, qwen_next(known, (SECTIONS,)))
+    h = with_qwen_experts(known, qwen_next(known, (SECTIONS,)))
     if config.get("intermediate_size") is None:
         h = h.updated(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
     streams, rank, attends = config.count("hc_count", 4), config.count("hc_lowrank", 320), "attends_{}"
-    sizes = {"streams": streams, "joined": streams * h.sizes["width"], "rank": rank, "mtp_layers": 0, "index_dim": dim}
+    sizes = {
+        "streams": streams,
+        "all_streams": streams * h.sizes["width"],
+        "rank": rank,
+        "mtp_layers": 0,
+        "index_dim": dim,
+    }
     sizes |= {"index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
     return with_ngrams(config, h).updated(
         sizes,
@@ -127,9 +141,9 @@ def of_index(rows: str, start: str = "") -> DerivedTensor:
 def streams_of(name: str, stored: str) -> Layer:
     """List the tensors that mix residual streams; stored: their name in the checkpoint."""
     return {
-        f"{name}_norm": offset(f"{stored}.hc_norm", "joined"),
-        f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "joined"),
-        f"{name}_up": as_stored(f"{stored}.input_mix_weight_up", "joined", "rank"),
+        f"{name}_norm": offset(f"{stored}.hc_norm", "all_streams"),
+        f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "all_streams"),
+        f"{name}_up": as_stored(f"{stored}.input_mix_weight_up", "all_streams", "rank"),
     }
 
 
@@ -145,14 +159,16 @@ STREAMS: Layer = {
     for name, stored in HALVES.items()
     for part, its in {
         **streams_of(name, stored),
-        f"{name}_inject": as_stored(f"{stored}.block_inject_weight", "streams", "joined"),
+        f"{name}_inject": as_stored(f"{stored}.block_inject_weight", "streams", "all_streams"),
     }.items()
 }
 SEQUENCES: Layer = {
-    "ple_key": as_stored("ple.key_proj", "joined", "of_hashes"),
+    "ple_key": as_stored("ple.key_proj", "all_streams", "of_hashes"),
     "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
-    **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "joined") for kind in ("key", "query", "conv")},
-    "ple_conv1d": DerivedTensor(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeeze),
+    **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "all_streams") for kind in ("key", "query", "conv")},
+    "ple_conv1d": DerivedTensor(
+        ("all_streams", "near"), {"ple.conv1d.weight": ("all_streams", "one", "near")}, squeeze
+    ),
 }
 
 

@@ -82,7 +82,7 @@ def attending(config: Config, layers: int) -> tuple[list[bool], int]:
 
 def qwen3next(config: Config) -> CheckpointFacts:
     """Read Qwen3-Next: experts in every layer, next to a shared one."""
-    return mixed(config, qwen_next(config))
+    return with_qwen_experts(config, qwen_next(config))
 
 
 def qwen35(config: Config) -> CheckpointFacts:
@@ -91,7 +91,7 @@ def qwen35(config: Config) -> CheckpointFacts:
 
 
 def qwen35moe(config: Config) -> CheckpointFacts:
-    return mixed(config, qwen35(config))
+    return with_qwen_experts(config, qwen35(config))
 
 
 def with_sections(config: Config) -> Config:
@@ -100,7 +100,7 @@ def with_sections(config: Config) -> Config:
     return config.updated(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
 
-def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_qwen_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         config.only(name, value)
     shared = config.count("shared_expert_intermediate_size")
@@ -126,16 +126,16 @@ def of_rule(
     return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, build)
 
 
-def in_turn(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
+def interleave_heads(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
     """Order rows of value heads, `length` each, by their place within groups that share keys: int [rows]."""
     groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
     return start + groups.transpose(1, 0, 2).ravel()
 
 
-def behind_keys(sizes: Sizes) -> np.ndarray:
+def interleave_values(sizes: Sizes) -> np.ndarray:
     """Order the rows of values, which follow queries and keys, likewise."""
     keys = 2 * sizes["key_heads"] * sizes["key_dim"]
-    return np.concatenate([np.arange(keys), in_turn(sizes, sizes["value_dim"], keys)])
+    return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
 
 
 def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
@@ -150,17 +150,17 @@ def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
     return order
 
 
-def columns_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return permute_columns(sources[0], in_turn(sizes, sizes["value_dim"]))
+def interleave_columns(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return permute_columns(sources[0], interleave_heads(sizes, sizes["value_dim"]))
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return from_array(as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
 
 
-def rates_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def interleave_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     numbers = as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
-    return from_array(numbers[in_turn(sizes, 1)])
+    return from_array(numbers[interleave_heads(sizes, 1)])
 
 
 def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -180,20 +180,20 @@ RULE_OF_NEXT: Layer = {
     "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
     "ssm_out": ("width", "rule_values"),
 }
-BY_ONE = lambda sizes: in_turn(sizes, 1)  # noqa: E731
+BY_ONE = lambda sizes: interleave_heads(sizes, 1)  # noqa: E731
 RULE: Layer = {
     **NORM,
-    "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=behind_keys),
+    "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
     "attn_gate": of_rule(
-        "in_proj_z.weight", "rule_values", "width", order=lambda sizes: in_turn(sizes, sizes["value_dim"])
+        "in_proj_z.weight", "rule_values", "width", order=lambda sizes: interleave_heads(sizes, sizes["value_dim"])
     ),
     "ssm_alpha": of_rule("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
     "ssm_beta": of_rule("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
-    "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=behind_keys, stored=TAPS),
+    "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
     "ssm_dt.bias": of_rule("dt_bias", "value_heads", order=BY_ONE),
-    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates_in_turn),
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, interleave_rates),
     "ssm_out": DerivedTensor(
-        ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, columns_in_turn
+        ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, interleave_columns
     ),
 }
 BESIDE: Layer = {**SHARED_EXPERT, "ffn_gate_inp_shexp": ("one", "width")}

@@ -163,7 +163,7 @@ def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     config.only("scoring_func", "sigmoid")
     heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
     sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}
-    sizes |= {"joined": streams * h.sizes["width"], "mixes": (2 + streams) * streams}
+    sizes |= {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
     return h.updated(
         sizes,
         attention__indexer__head_count=heads,
@@ -189,8 +189,8 @@ STREAMS: Layer = {
     name: build
     for part in ("attn", "ffn")
     for name, build in {
-        f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "mixes", "joined"),
-        f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "mixes"),
+        f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "stream_weights", "all_streams"),
+        f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "stream_weights"),
         f"hc_{part}_scale.weight": as_it_is(f"hc_{part}_scale", "three"),
     }.items()
 }

@@ -53,12 +53,12 @@ def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
         "vision.attention.layer_norm_epsilon": EPSILON,
         "vision.spatial_merge_size": merge if merge > 1 else None,
     }
-    turned, matrix = partial(to_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
+    reorder, matrix = partial(to_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
     layer = {
         **plain("ln1", "attention_norm", h.width),
         **plain("ln2", "ffn_norm", h.width),
-        "attn_q.weight": Part("attention.q_proj.weight", (h.width, h.width), turned),
-        "attn_k.weight": Part("attention.k_proj.weight", (h.width, h.width), turned),
+        "attn_q.weight": Part("attention.q_proj.weight", (h.width, h.width), reorder),
+        "attn_k.weight": Part("attention.k_proj.weight", (h.width, h.width), reorder),
         **plain("attn_v", "attention.v_proj", h.width, h.width),
         **plain("attn_out", "attention.o_proj", h.width, h.width),
         **plain("ffn_gate", "feed_forward.gate_proj", h.hidden, h.width),

@@ -85,7 +85,7 @@ class GGUFFile:
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         if count <= 1:
             part.require_whole()
-        whole = join_parts(parts) if count > 1 else part
+        whole = merge_parts(parts) if count > 1 else part
         return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
     @property
@@ -251,8 +251,8 @@ def require_same_model(first: FilePart, part: FilePart) -> None:
             )
 
 
-def join_parts(parts: list[FilePart]) -> FilePart:
-    """Join the files of a split model: the metadata of the first, the tensors of all."""
+def merge_parts(parts: list[FilePart]) -> FilePart:
+    """Merge the files of a split model: the metadata of the first, the tensors of all."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:

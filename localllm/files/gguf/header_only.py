@@ -11,7 +11,7 @@ from functools import partial
 from typing import BinaryIO, NoReturn
 
 from localllm.errors import LocalllmError, ModelError
-from localllm.files.gguf.file import GGUFFile, join_parts, open_part
+from localllm.files.gguf.file import GGUFFile, merge_parts, open_part
 from localllm.files.gguf.header import HeaderReader
 from localllm.system.files import file_with_path
 
@@ -99,6 +99,6 @@ def open_header_only(
                 parts.append(open_part(path, needed=())._replace(path=name))
             except ModelError as error:
                 raise type(error)(str(error).replace(path, name)) from None
-        whole = join_parts(parts) if len(parts) > 1 else parts[0]
+        whole = merge_parts(parts) if len(parts) > 1 else parts[0]
         with GGUFFile(whole, {part.path: list(part.tensors) for part in parts}) as model:
             yield model, fetched
