@@ -79,7 +79,7 @@ def read_indexer(
     """
     heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     if rope.dims > dim - at_end:
-        raise fields.error(f"an indexer's heads of {dim} numbers, of which {rope.dims} turn: inconsistent")
+        raise fields.error(f"cannot rotate {rope.dims} dimensions of an indexer's head of {dim}")
     expected, chooses = f"yes or no for each of {len(usual)} layers", list(usual)
     if fields.raw(TYPES) is not None:
         chooses = fields.array(TYPES, "biu", expected).tolist()

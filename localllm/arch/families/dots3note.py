@@ -51,7 +51,7 @@ def read(fields: Fields) -> Dots3Note:
         end, turn = ("_swa", local) if windows[layer] else ("", rope)
         key, value = (fields.count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
         if key <= rope.dims:
-            raise fields.error(f"heads of {key}, of which {rope.dims} turn: inconsistent")
+            raise fields.error(f"cannot rotate {rope.dims} dimensions of a head of {key}")
         rank, of_keys = fields.count(f"attention.kv_lora_rank{end}"), key - rope.dims
         sizes = {"heads": heads[layer], "key_dim": of_keys, "value_dim": value, "latent": rank, "scale": key**-0.5}
         return DeepSeek2(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)

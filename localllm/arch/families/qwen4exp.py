@@ -102,7 +102,7 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
     heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
     if dim < rope.dims:
-        raise fields.error(f"an indexer's heads of {dim} numbers, of which {rope.dims} turn: inconsistent")
+        raise fields.error(f"cannot rotate {rope.dims} dimensions of an indexer's head of {dim}")
     if any(size > LARGEST_BLOCK or tokens % max(size, 1) for size in sizes):
         expected = f"numbers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.key('attention.indexer.top_k')}"
         raise fields.wrong("attention.compress_ratios", expected)

@@ -255,7 +255,7 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     backend = SimpleNamespace(beside=lambda operations: made.append(operations) or "beside")
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: made.append(given) or backend)
     source = head_source() if fuses else head_source(
-        fuse=None, columns=4, tokens=None, guess=guess(8), hyperparameters=(
+        fuse=None, columns=4, tokens=None, draft=guess(8), hyperparameters=(
         SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
     head = DraftHead(source, 300, "options")
     (operations, states, context, options), *beside = made

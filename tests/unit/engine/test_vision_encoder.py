@@ -310,7 +310,7 @@ def test_metadata_that_lie(tmp_path, changed, message):
         ({"vision.spatial_merge_size": 5}, "merged"),
         ({"vision.spatial_merge_size": 0}, "spatial_merge_size"),
         ({"vision.spatial_merge_size": 3}, "mm.0.weight"),
-        ({"vision.attention.head_count": 16}, "turn"),
+        ({"vision.attention.head_count": 16}, "cannot be rotated"),
         ({"vision.patch_size": 57, "vision.image_size": 560}, "windows"),
     ],
 )
