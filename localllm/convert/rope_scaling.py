@@ -102,8 +102,10 @@ def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     if high <= low:
         raise rope.refusal(f"rope scaling: high_freq_factor {high} should be above low_freq_factor {low}")
-    turns = original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)  # positions within the original context
-    kept = np.clip((turns - low) / (high - low), 0, 1)
+    rotations = (
+        original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)
+    )  # positions within the original context
+    kept = np.clip((rotations - low) / (high - low), 0, 1)
     return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 
 

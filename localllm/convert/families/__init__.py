@@ -1,7 +1,7 @@
 """The architectures that can be converted, by their names in config.json.
 
-To add one: a Family in a file here, with what a layer holds under gguf's names (its TensorNameMap knows the others'),
-and what its config.json says besides the usual; and an entry in the table.
+To add one: a Family in a module here, with the tensors of a layer under GGUF's names (the gguf package's TensorNameMap
+has their names in checkpoints) and a function that reads its config.json; and an entry in the table.
 """
 
 from collections.abc import Callable

@@ -14,13 +14,13 @@ from localllm.convert.tensors import Shape, TensorSource, pick_rows, to_pairs
 Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of all fused rows to those of one part
 
 
-def take_rows(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor:
-    """Take some rows of the fused QKV matrix; turns: reorder them from halves to pairs."""
+def take_rows(name: str, rows: Rows, as_pairs: bool, *dimensions: str) -> DerivedTensor:
+    """Take some rows of the fused QKV matrix; as_pairs: reorder them from halves to pairs."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = rows(np.arange(sizes["fused_rows"]), sizes)
         found = pick_rows(sources[0], shape, lambda wanted: numbers[wanted])
-        return to_pairs(found, sizes["head_dim"]) if turns else found
+        return to_pairs(found, sizes["head_dim"]) if as_pairs else found
 
     return DerivedTensor(dimensions, {f"{name}.weight": ("fused_rows", "width")}, build)
 

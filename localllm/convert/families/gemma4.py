@@ -13,7 +13,7 @@ from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 
-STILL = 1e30  # divides the frequencies of pairs that do not rotate
+UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gemma4(config: Config) -> CheckpointFacts:
@@ -90,7 +90,7 @@ def rope_factors(rope: Config, dim: int) -> np.ndarray:
     share = rope.number("partial_rotary_factor", 0.25)
     if share > 1:
         raise rope.refusal(f"partial_rotary_factor {share} is not supported")
-    factors = np.full(dim // 2, STILL, np.float32)
+    factors = np.full(dim // 2, UNROTATED, np.float32)
     factors[: int(dim * share / 2)] = 1
     return factors
 

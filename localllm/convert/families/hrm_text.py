@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of layers that take turns; the low-level one comes first in a GGUF file."""
+"""HRM-Text: two stacks of layers that alternate; the low-level one comes first in a GGUF file."""
 
 import re
 from collections.abc import Sequence

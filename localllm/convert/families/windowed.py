@@ -275,9 +275,9 @@ def granite_swa(config: Config) -> CheckpointFacts:
         types = ["full_attention" if number % 4 == 0 else SLIDING for number in range(layers)]
         config = config.updated(layer_types=types)
     thetas = config.get("layer_rope_theta", [base] * layers)
-    if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= STILL | {str(base)}:
+    if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= NO_ROPE | {str(base)}:
         raise config.refusal(f"layer_rope_theta should be {base} or 0 for each of {layers} layers")
-    rotates = [str(theta) not in STILL for theta in thetas]
+    rotates = [str(theta) not in NO_ROPE for theta in thetas]
     if config.get("no_rope_layers"):
         rotates = [*map(bool, flags(config, "no_rope_layers", layers))]
     return h.updated(
@@ -287,7 +287,7 @@ def granite_swa(config: Config) -> CheckpointFacts:
     )
 
 
-STILL = {"0", "0.0", "None"}  # base of layers without RoPE
+NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
 SINKS: Layer = {"attn_sinks.weight": as_it_is("self_attn.sinks", "heads")}
 GRANITE_SWA = replace(
     GRANITE,
