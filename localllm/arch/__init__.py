@@ -159,7 +159,6 @@ ARCHITECTURES = {
     "xverse": "llama",
 }
 
-NOT_YET = "nothing here computes {} yet"
 SPEECH, DRAFTS = "localllm does not generate speech", "a draft head runs only together with the model it drafts for"
 # Further architectures of llama.cpp, and why they do not run.
 REFUSED = {
