@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
 from localllm.cli.map_run import answer, of_input, open_mapping
-from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import require_plain, texts_of
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
@@ -73,11 +72,11 @@ class MapCommand:
             raise UsageError(
                 "--raw turns off the chat template: leave out the options for thinking and template variables"
             )
-        self.system = asking.system_message(ask.system, ask.system_file)
+        self.system = options.system_message(ask.system, ask.system_file)
         self.output.validate_combination()
         require_encoding(ask.encoding)
         template = None if ask.file is None else text_of(content(ask.file), ask.file, ask.encoding, whole=True)
-        return template, asking.generation_options(None, self.choices)
+        return template, options.generation_options(None, self.choices)
 
     def sort_arguments(self) -> None:
         """Resolve the model, and tell it from the input in the arguments. Raises UsageError."""

@@ -6,18 +6,21 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from localllm.cli import open_model as opening
-from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import choose, texts_of
 from localllm.cli.options.choices import require_plain as require_plain_choices
 from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.follow_up import FollowUpGroup, TemplateGroup
 from localllm.cli.options.images import ImageGroup
-from localllm.cli.options.infill import InfillGroup
-from localllm.cli.options.infill import encode as encode_infill
-from localllm.cli.options.one_shot import OutputGroup, PromptGroup
+from localllm.cli.options.one_shot import (
+    FollowUpGroup,
+    InfillGroup,
+    OutputGroup,
+    PromptGroup,
+    TemplateGroup,
+    encode_infill,
+)
 from localllm.cli.options.tools import ToolGroup
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
@@ -76,8 +79,8 @@ class OneShot:
         given = self.read()
         longer = self.long_prompt()
         suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
-        system = asking.system_message(self.prompt.system, self.prompt.system_file)
-        chosen = asking.generation_options(opening.reading(self.line), self.generation)
+        system = options.system_message(self.prompt.system, self.prompt.system_file)
+        chosen = options.generation_options(opening.reading(self.line), self.generation)
         texts = self.require_combination(system, chosen)
         if self.place is None:
             opening.warn_builtin_model(self.model)
@@ -165,7 +168,7 @@ class OneShot:
 
     def long_prompt(self) -> "LongPrompt | None":
         """Return a LongPrompt for the methods of --on-overflow that shorten prompts, else None. Raises UsageError."""
-        if self.generation.on_overflow not in asking.CUTS:
+        if self.generation.on_overflow not in options.CUTS:
             return None
         from localllm.cli.long_prompt import LongPrompt
 
@@ -360,7 +363,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -
     from localllm.generation.beam_search import require_counts
 
     require_counts(n, beams)
-    if opening.is_draft_model(choices.speculate):
+    if options.is_draft_model(choices.speculate):
         raise UsageError("a draft model works for a single answer: leave out --n, --beams or --speculate")
     drawing = choices.drawing()
     if beams and drawing:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import localllm
-from localllm.cli.options.shared import DRAFT, EngineGroup
+from localllm.cli.options.shared import DRAFT, EngineGroup, is_draft_model
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine, say
@@ -82,10 +82,6 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
         return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
     finally:
         line.clear()
-
-
-def is_draft_model(speculate: str) -> bool:
-    return speculate.startswith(DRAFT)
 
 
 def finish_writes(model: "Model") -> None:

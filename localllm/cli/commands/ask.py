@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.searching import FileFilter, Places, Searching, Threshold
@@ -54,7 +53,7 @@ def ask(
     if model is None:
         raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")
     line = ProgressLine()
-    chosen = asking.generation_options(opening.reading(line), choices)
+    chosen = options.generation_options(opening.reading(line), choices)
     with opened_search(places, files, models, engine.threads, engine.device) as opened:
         hits = opened.find(question, top, threshold)
     if not hits:

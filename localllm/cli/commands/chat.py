@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import open_model as opening
-from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
@@ -104,11 +103,11 @@ def chat(
     most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else read_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways).text
-    system = asking.system_message(system, system_file)
+    system = options.system_message(system, system_file)
     line = ProgressLine()
-    if choices.on_overflow in asking.CUTS:
+    if choices.on_overflow in options.CUTS:
         raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
-    chosen = asking.generation_options(opening.reading(line), choices)
+    chosen = options.generation_options(opening.reading(line), choices)
 
     open_here = partial(
         open_for_chat, place=place, engine=engine, choices=choices, template=chat_template, no_cache=no_cache,

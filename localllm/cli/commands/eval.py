@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import group
@@ -103,14 +102,14 @@ def eval(
     questions = Questions(read_records(data, ".jsonl"), grader, file)
     if choices.sampling.temperature is None:
         choices.sampling.temperature = 0.0
-    system = asking.system_message(prompts.system, prompts.system_file)
+    system = options.system_message(prompts.system, prompts.system_file)
     held = engine.context, engine.threads, engine.cache.types()
     evaluations, failed = list[Evaluation](), 0
     for model, own in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
         job = MapJob(
             path, Prompts(prompts.prompt, None, system),
-            asking.generation_options(None, choices), 1, True, *held, prompts.chat_template, json_as_text=True,
+            options.generation_options(None, choices), 1, True, *held, prompts.chat_template, json_as_text=True,
         )  # fmt: skip
         results = answer_questions(job, engine, questions.records, (data, file), own, redo)
         failed += sum("error" in result for result in results)

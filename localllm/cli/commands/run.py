@@ -8,10 +8,8 @@ from localllm.cli.one_shot import OneShot
 from localllm.cli.options import shared as options
 from localllm.cli.options.diffusion import Diffusion
 from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.follow_up import FollowUpGroup, TemplateGroup
 from localllm.cli.options.images import ImageGroup
-from localllm.cli.options.infill import InfillGroup
-from localllm.cli.options.one_shot import OutputGroup, PromptGroup
+from localllm.cli.options.one_shot import FollowUpGroup, InfillGroup, OutputGroup, PromptGroup, TemplateGroup
 from localllm.cli.options.tools import ToolGroup
 
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share, and the GenerationOptions that are built from them."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,14 +9,19 @@ from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
 from localllm.cli.options.sampling import ExactSampling, Sampling, number
 from localllm.cli.parameters import Also, group, number_or_default
+from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.options import EngineOptions
+    from localllm.generation.generate import GenerationOptions
     from localllm.kernels.build.objects import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
+CUTS = "head", "tail", "middle", "relevant", "chunks"  # of --on-overflow: what `run` does itself
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
@@ -90,15 +95,15 @@ Device = Annotated[
 ]
 
 
-def layers(text: str) -> str:
-    """Parse a number, all (or -1) or auto. Raises ValueError."""
+def parse_layers(text: str) -> str:
+    """Check a number, all (or -1) or auto. Raises ValueError."""
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
     raise ValueError(f"{text!r} is not a number, all or auto")
 
 
 def layer_count(text: str) -> int | str:
-    """Return a number if it is one."""
+    """Convert a parsed number of layers to an int, unless it is "all" or "auto"."""
     return int(text) if text.isdecimal() else text
 
 
@@ -109,17 +114,22 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "--n-gpu-layers",
         metavar="N",
-        parser=layers,
+        parser=parse_layers,
         help="Layers to run on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
     ),
 ]
 
 
-def how_to_guess(text: str) -> str:
-    """auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
+def parse_speculate(text: str) -> str:
+    """Parse auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
     if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
         return text
     raise ValueError(f"{text!r} is not auto, mtp, ngram, off or draft:MODEL")
+
+
+def is_draft_model(speculate: str) -> bool:
+    """Return whether --speculate names a draft model."""
+    return speculate.startswith(DRAFT)
 
 
 @group
@@ -202,9 +212,9 @@ class Rope:
     ] = None
 
     def scaling(self) -> "RopeScaling | None":
-        """Return them as the engine takes them, None if none was given. Raises UsageError.
+        """Return the RopeScaling, None if no option is given. Raises UsageError.
 
-        A value of 0 means the model's own, as in llama.cpp.
+        A value of 0 is the model's own, as in llama.cpp.
         """
         if not any(vars(self).values()):
             return None
@@ -242,7 +252,7 @@ class EngineGroup:
     rope: Rope
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
-        """Return them as the engine takes them. Raises UsageError."""
+        """Return the EngineOptions. Raises UsageError."""
         from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
 
         layers = layers_of(layer_count(self.gpu_layers))
@@ -307,7 +317,7 @@ class GenerationGroup(Answers):
             "--speculate",
             metavar="HOW",
             autocompletion=one_of(("auto", "mtp", "ngram", "off", "draft:")),
-            parser=how_to_guess,
+            parser=parse_speculate,
             help="Speculative decoding, which changes the speed, not the answer: ngram (repeated text), mtp (also the "
             "model's own MTP layer), draft:MODEL (also a smaller model or an EAGLE-3 head), off, or auto (mtp if "
             "the model has such a layer, else ngram).  [default: auto]",
@@ -332,3 +342,37 @@ class GenerationGroup(Answers):
             help="With --on-overflow shift: tokens to keep at the start.  [default: the system message, at least 4]",
         ),
     ] = None
+
+
+def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> "GenerationOptions":
+    """Build and check GenerationOptions; `on_progress` is called during the prefill. Raises UsageError.
+
+    They have no draft model until `with_draft_model`.
+    """
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling.options import SamplingOptions
+
+    sampling = SamplingOptions(**choices.drawing())
+    limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
+    more = {**choices.thoughts.as_fields(), "constraint": choices.shape.constraint()}
+    more["ban"] = tuple(choices.ban or ())
+    if not isinstance(choices, GenerationGroup):
+        return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
+    keep = choices.keep
+    if keep is not None and choices.on_overflow != "shift":
+        say("localllm: --keep has no effect without --on-overflow shift")
+        keep = None
+    kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
+    how = None if choices.on_overflow in CUTS else choices.on_overflow
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, how, keep, **more)
+
+
+def system_message(text: str | None, file: str | None) -> str | None:
+    """Return the system message of -sys or of -sysf's file. Raises UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise UsageError("give either -sys or -sysf, not both")
+    from localllm.files.text_file import read_text
+
+    return read_text(file)

@@ -45,10 +45,9 @@ from localllm.cli.options.diffusion import (
     require_plain,
 )
 from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.sampling import ExactSampling, Sampling
-from localllm.cli.options.shared import Rope, layers
+from localllm.cli.options.shared import Rope, layers, system_message
 from localllm.cli.terminal import (
     output as terminal,
 )
