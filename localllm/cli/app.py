@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.command import Command, OwnParameters
 from localllm.cli.help_text import colour_help, columns, command_help
-from localllm.cli.registry import COMMANDS, COMPLETE, SETTINGS, build, function, require_command, summary
+from localllm.cli.registry import COMMANDS, COMPLETE, HELP_NAMES, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
 
@@ -76,7 +76,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
-    context_settings=SETTINGS,
+    context_settings={"help_option_names": HELP_NAMES},
 )
 
 
@@ -113,7 +113,7 @@ program: Any = typer.main.get_command(app)  # of the class Commands
 
 def context_of(name: str | None = None) -> typer.Context:
     """Return the Typer context of a command, or of the program. Raises UsageError for an unknown command."""
-    whole = typer.Context(program, info_name="localllm", **SETTINGS)
+    whole = typer.Context(program, info_name="localllm", help_option_names=HELP_NAMES)
     if name is None:
         return whole
     _, made, _ = program.resolve_command(whole, [name])

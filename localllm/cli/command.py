@@ -110,14 +110,15 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             )
         return str(chosen.value)
 
-    def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, Any]) -> None:
+    def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, object]) -> None:
         """Set the defaults of config.toml, except those that conflict with the command line. Raises UsageError."""
+        model = given if isinstance(given := typed.get("model"), str) else None
         ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
-        chosen = read_config_defaults(self.name or "", params, typed.get("model"))
+        chosen = read_config_defaults(self.name or "", params, model)
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
-            for line in unknown_settings(self.name or "", params, typed.get("model")):
+            for line in unknown_settings(self.name or "", params, model):
                 say(f"localllm: warning: {line}")
 
     def invoke(self, ctx: Any) -> object:
@@ -146,10 +147,12 @@ def is_expected(param: Parameter, ctx: typer.Context) -> bool:
     return not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
 
 
-def unescape(values: dict[str, Any]) -> None:
+def unescape(values: dict[str, object]) -> None:
     """Replace the escape sequences in texts."""
     from localllm.cli.terminal.escapes import unescape_text
 
     for name in ESCAPED & values.keys():
-        if (value := values[name]) is not None:
-            values[name] = unescape_text(value) if isinstance(value, str) else [*map(unescape_text, value)]
+        if isinstance(value := values[name], str):
+            values[name] = unescape_text(value)
+        elif isinstance(value, list):
+            values[name] = [*map(unescape_text, value)]

@@ -127,7 +127,7 @@ def require_stdin(path: str | None) -> None:
 
 def properties_of(choices: "Answers") -> list[str]:
     """Return the names of the properties in --json-schema, in order. Raises UsageError."""
-    schema = choices.shape.as_fields()["schema"]
+    schema = choices.shape.form().schema
     found = schema.get("properties") if isinstance(schema, dict) else None
     return [*found] if isinstance(found, dict) else []
 

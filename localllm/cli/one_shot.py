@@ -203,13 +203,14 @@ class OneShot:
 
     def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
         """Open the model, or if `place` is not None connect to that server. Raises LocalllmError."""
-        template, seeing = self.prompt.chat_template, self.images.seeing()
+        template, mmproj, pan_and_scan = self.prompt.chat_template, self.images.mmproj, self.images.pan_and_scan
         if place is None:
-            path = opening.model_or_builtin(self.model)
-            return stack.enter_context(opening.open_model(path, self.engine, template, self.prompt.no_cache, **seeing))
+            path, no_cache = opening.model_or_builtin(self.model), self.prompt.no_cache
+            return stack.enter_context(opening.open_model(path, self.engine, template, no_cache, mmproj, pan_and_scan))
         from localllm.cli.options.endpoint import open_remote
 
-        opened: Model = open_remote(place, self.model, self.generation, self.engine, chat_template=template, **seeing)
+        refused = {"chat_template": template, "mmproj": mmproj, "pan_and_scan": pan_and_scan}
+        opened: Model = open_remote(place, self.model, self.generation, self.engine, **refused)
         return opened
 
     def with_receipt(self, chosen: "GenerationOptions", opened: "Model") -> "GenerationOptions":

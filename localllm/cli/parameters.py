@@ -227,7 +227,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def flat(name: str, kind: Any, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
+def flat(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield the parameters of an option group, whose help panel is the first sentence of the group's docstring."""
     if not is_dataclass(kind):
         yield from leaf(name, kind, default, panel)
@@ -267,7 +267,7 @@ def variable(name: str) -> str:
     return PREFIX + name.removeprefix("--").upper().replace("-", "_")
 
 
-def build_value(name: str, kind: Any, values: Mapping[str, object]) -> object:
+def build_value(name: str, kind: object, values: Mapping[str, object]) -> object:
     """Return an argument of the function: a value, or a group with the values of its fields."""
     if not is_dataclass(kind):
         return values[name]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import typer
 from typer.core import TyperCommand
@@ -19,7 +19,7 @@ COMMANDS = (
     "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set for completions, see completion.py
-SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+HELP_NAMES = ["-h", "--help"]
 C = TypeVar("C", bound=TyperCommand)
 
 
@@ -36,7 +36,7 @@ def summary(name: str) -> str:
 def build(function: Callable[..., None], kind: type[C]) -> C:
     """Convert a function with annotated parameters to a Typer command of the class `kind`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(function.__name__, cls=kind, context_settings=SETTINGS)(flatten(function))
+    app.command(function.__name__, cls=kind, context_settings={"help_option_names": HELP_NAMES})(flatten(function))
     return cast(C, typer.main.get_command(app))
 
 
@@ -45,7 +45,7 @@ def params_of(name: str) -> list[Parameter]:
     """Return a command's parameters. Raises UsageError for an unknown command."""
     require_command(name)
     made = build(function(name), TyperCommand)
-    return convert_parameters(made.get_params(typer.Context(made, **SETTINGS)))
+    return convert_parameters(made.get_params(typer.Context(made, help_option_names=HELP_NAMES)))
 
 
 def require_command(name: str) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -187,6 +187,17 @@ class SpeedTest:
         return seconds
 
 
+class ModelFacts(TypedDict, total=False):
+    """A description of a model; size: bytes of its weights."""
+
+    path: str
+    arch: str
+    format: str
+    device: str
+    size: int
+    parameters: int
+
+
 class Bench:
     """A model file to benchmark.
 
@@ -200,7 +211,7 @@ class Bench:
         on_step: called with a description of each step.  on_compile(done, total): called while kernels compile.
         """
         self._path, self._on_step, self._on_compile = path, on_step, on_compile
-        self.model: dict[str, object] = {}
+        self.model: ModelFacts = {}
 
     def run(
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
@@ -238,10 +249,12 @@ class Bench:
         return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
 
 
-def facts(model: Model) -> dict[str, object]:
+def facts(model: Model) -> ModelFacts:
     """Describe a model for the report."""
-    names = {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device}
-    return names | {"size": model.file.nbytes, "parameters": model.file.parameters}
+    return {
+        "path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device,
+        "size": model.file.nbytes, "parameters": model.file.parameters,
+    }  # fmt: skip
 
 
 def processor() -> str:

@@ -31,6 +31,13 @@ NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token
 SHORTEST = 2048  # tokens: the shortest context in the table of memory
 
 
+class ProjectorFile(TypedDict):
+    """A vision projector next to a model; bytes: its size."""
+
+    path: str
+    bytes: int
+
+
 class MemoryRow(TypedDict):
     """The memory of a context length, in bytes."""
 
@@ -144,7 +151,7 @@ def describe_projector(vision: Vision | None) -> dict[str, object] | None:
     return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
 
 
-def describe_projector_of(path: str) -> dict[str, object] | None:
+def describe_projector_of(path: str) -> ProjectorFile | None:
     """Describe the projector file next to a model, None if there is none."""
     try:
         projector = find_projector(path)

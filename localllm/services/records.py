@@ -7,7 +7,6 @@ An input is plain lines or JSON Lines, with an object in every line. It is JSON 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text
@@ -61,7 +60,7 @@ def lines_of_document(data: bytes) -> bytes | None:
     """
     if not DOCUMENT.match(data):
         return None
-    text, values, at = data.decode("utf-8-sig", errors="replace").strip(), list[Any](), 0
+    text, values, at = data.decode("utf-8-sig", errors="replace").strip(), list[object](), 0
     try:
         while at < len(text):
             value, at = json.JSONDecoder().raw_decode(text, at)
@@ -72,7 +71,8 @@ def lines_of_document(data: bytes) -> bytes | None:
     if any(isinstance(each, list) for each in values):
         if len(values) > 1:
             return None  # lines that are arrays
-        values = [*values[0]]
+        (array,) = values
+        values = array if isinstance(array, list) else []
     objects = [{"line": each} if isinstance(each, str) else each for each in values]
     return "".join(f"{json.dumps(each)}\n" for each in objects).encode()
 

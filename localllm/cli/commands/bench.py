@@ -16,7 +16,7 @@ from localllm.cli.terminal.render import count, file_stem, hanging, one_line, si
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.bench import Result
+    from localllm.services.bench import ModelFacts, Result
 
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
 NARROW = 70  # columns of a terminal that a frame would leave too little of
@@ -155,7 +155,7 @@ def show_texts(
     write("\n".join(table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
 
 
-def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: bool) -> None:
+def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bool) -> None:
     """Print the results as a table for a terminal or in Markdown; it names the lane that multiplies prompts."""
     columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
     rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))

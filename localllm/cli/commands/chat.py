@@ -152,10 +152,12 @@ def open_for_chat(
 ) -> "Model":
     """Open a model that can hold a conversation: a file, or what the endpoint `place` serves under that name."""
     if place is not None:
-        remote: Model = open_remote(place, path, choices, engine, chat_template=template, **images.seeing())
+        remote: Model = open_remote(
+            place, path, choices, engine, chat_template=template, mmproj=images.mmproj, pan_and_scan=images.pan_and_scan
+        )
         return remote
     assert path is not None
-    model = opening.open_model(path, engine, template, no_cache, **images.seeing())
+    model = opening.open_model(path, engine, template, no_cache, mmproj=images.mmproj, pan_and_scan=images.pan_and_scan)
     model.session.require_conversation()
     if choices.on_overflow == "shift":
         model.engine.require_shift()

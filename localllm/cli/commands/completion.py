@@ -14,7 +14,7 @@ import typer
 from localllm.cli.command import Command
 from localllm.cli.options.shared import DRAFT
 from localllm.cli.parameters import Parameter
-from localllm.cli.registry import COMMANDS, COMPLETE, SETTINGS, build, function, require_command, summary
+from localllm.cli.registry import COMMANDS, COMPLETE, HELP_NAMES, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 
 Word = tuple[str, str]
@@ -146,7 +146,7 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
         ]
     require_command(before[0])
     command = build(function(before[0]), Command)
-    context = typer.Context(command, info_name=before[0], **SETTINGS)
+    context = typer.Context(command, info_name=before[0], help_option_names=HELP_NAMES)
     params = command.get_params(context)
     options = {name: param for param in params for name in param.names}
     before = without_equals(before)  # bash makes three words of --name=value

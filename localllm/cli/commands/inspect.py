@@ -12,7 +12,7 @@ from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 
 if TYPE_CHECKING:
-    from localllm.services.inspect import MemoryRow
+    from localllm.services.inspect import MemoryRow, ProjectorFile
 
 
 def inspect(
@@ -83,7 +83,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
         ("makes", facts["reads"]),
         ("guesses", guessing(facts["guessing"])),
-        ("sees", sees(facts)),
+        ("sees", sees(facts["sees"], facts["projector"])),
         ("chat template", "" if facts["sees"] else template),
         ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
     ]
@@ -99,13 +99,12 @@ def guessing(mtp: dict[str, int]) -> str:
     return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if mtp['used'] else 'not used'}"
 
 
-def sees(facts: dict[str, Any]) -> str:
+def sees(encoder: dict[str, object] | None, projector: "ProjectorFile | None") -> str:
     """Describe a projector's image encoder, or a model's projector; "" if there is none."""
-    if encoder := facts["sees"]:
+    if encoder:
         side, patch, width = encoder["side"], encoder["patch"], encoder["width"]
         made = f"vectors of {width} numbers" if encoder["type"] == "clip" else f"for models {width} wide"
         return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
-    projector = facts["projector"]
     return f"images, by {projector['path']} ({size(projector['bytes'])})" if projector else ""
 
 

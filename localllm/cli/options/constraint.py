@@ -14,6 +14,7 @@ from localllm.errors import CutError, UsageError
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.generate import GenerationOptions
+    from localllm.services.remote.dialect import Form
 
 HideThinking = Annotated[
     bool, typer.Option("--hide-thinking", "--hidethinking", help="Do not show the model's thinking on the terminal.")
@@ -69,16 +70,14 @@ class Shape:
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
-    def as_fields(self) -> dict[str, Any]:
-        """Return schema, grammar and regex as the user gave them. Raises UsageError."""
+    def form(self) -> "Form":
+        """Return the output format for a server. Raises UsageError."""
+        from localllm.services.remote.dialect import Form
+
         schema = text_of("json_schema", self.json_schema, "{")
         grammar = text_of("grammar", self.grammar, "::=")
-        return {
-            "schema": None if schema is None else json.loads(schema),
-            "grammar": grammar,
-            "regex": self.regex,
-            "additional_properties": self.additional_properties,
-        }
+        parsed = None if schema is None else json.loads(schema)
+        return Form(parsed, grammar, self.regex, self.additional_properties)
 
 
 def text_of(name: str, given: str | None, sign: str) -> str | None:

@@ -61,7 +61,6 @@ def open_remote(
     Options about weights have no effect, of which the user is warned. refused: options by name that would change the
     answer; they must not be set. Raises UsageError, EndpointError.
     """
-    from localllm.services.remote.dialect import Form
     from localllm.services.remote.model import RemoteModel
 
     for name, value in refused.items():
@@ -69,7 +68,7 @@ def open_remote(
             raise UsageError(f"{name} is not available with --endpoint: the server sets it")
     if engine is not None and (given := about_weights(engine)):
         say(f"localllm: with --endpoint these options have no effect: {', '.join(given)}")
-    return RemoteModel(place, model, Form(**choices.shape.as_fields()))
+    return RemoteModel(place, model, choices.shape.form())
 
 
 def about_weights(engine: "EngineGroup") -> list[str]:

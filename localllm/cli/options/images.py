@@ -1,7 +1,7 @@
 """Options for images, and for the vision projector."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,10 +35,6 @@ class ImageGroup:
             "--pan-and-scan", help="Gemma 3: also encode crops of elongated images; takes up to five times the tokens."
         ),
     ] = False
-
-    def seeing(self) -> dict[str, Any]:
-        """Return the options of open_model about images."""
-        return {"mmproj": self.mmproj, "pan_and_scan": self.pan_and_scan}
 
     @property
     def takes_stdin(self) -> bool:

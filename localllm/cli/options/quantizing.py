@@ -1,7 +1,7 @@
 """Options of quantize, in groups."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from localllm.quant.recipes import Options, Recipe
 
 
-def several(name: str, metavar: str, help: str) -> Any:
+def several(name: str, metavar: str, help: str) -> object:
+    """Declare a repeatable option."""
     return typer.Option(name, metavar=metavar, help=f"{help}  [repeatable]")
 
 

@@ -1,6 +1,7 @@
 """Options of sampling, under llama.cpp's names. docs/sampling.md explains those that few people need."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -9,9 +10,9 @@ from localllm.cli.parameters import group, number_or_default
 from localllm.errors import UsageError
 
 
-def number(*names: str, help: str, **more: Any) -> Any:
+def number(*names: str, help: str, parser: Callable[[str], object] | None = None) -> object:
     """Declare an option with a number; None means the default, which `help` names."""
-    return typer.Option(*names, metavar="N", help=help, **more)
+    return typer.Option(*names, metavar="N", help=help, parser=parser)
 
 
 def token_bias(text: str) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """The options of search and ask."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -70,7 +70,7 @@ Threshold = Annotated[
     float | None,
     typer.Option("--threshold", metavar="N", help="Show only passages with at least this cosine similarity, up to 1."),
 ]
-Places: Any = Annotated[
+Places = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PATH]... QUESTION", help="Files and folders, then the question in quotes; - reads lines from stdin."

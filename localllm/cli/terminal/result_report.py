@@ -87,12 +87,16 @@ def about(model: "Model") -> dict[str, str]:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """Print the lines of --stats."""
-    (tell_one if "text" in result else tell_several)(result)
-
-
-def tell_one(result: dict[str, Any]) -> None:
+    """Print the lines of --stats for a report."""
     times = result["timings"]
+    if "answers" in result:
+        tokens = sum(len(answer.get("tokens", ())) for answer in result["answers"])
+        seconds = times["total_s"] - times["load_s"]
+        say(
+            f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "
+            f"model loaded in {times['load_s']:.2f} s"
+        )
+        return
     speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
     prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
@@ -107,12 +111,3 @@ def tell_one(result: dict[str, Any]) -> None:
     guesses = result["speculation"]
     if guesses["drafted"]:
         say(f"guessed: {guesses['drafted']} tokens, {guesses['accepted']} of them right: a step less for each")
-
-
-def tell_several(result: dict[str, Any]) -> None:
-    times, tokens = result["timings"], sum(len(answer.get("tokens", ())) for answer in result["answers"])
-    seconds = times["total_s"] - times["load_s"]
-    say(
-        f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "
-        f"model loaded in {times['load_s']:.2f} s"
-    )

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
+from localllm.services.remote.http import json_objects
 from localllm.services.tools.box import OfferedTool, ToolError
 
 if TYPE_CHECKING:
@@ -183,27 +184,30 @@ async def open_session(server: ServerSettings, log: TextIO) -> "AsyncIterator[Cl
 
 async def tools_of(session: "ClientSession") -> list[dict[str, object]]:
     """List all tools of a server."""
+    from mcp.types import PaginatedRequestParams
+
     tools, cursor = list[dict[str, object]](), None
     while True:
-        page = to_json(await session.list_tools(**({"cursor": cursor} if cursor else {})))
-        tools += page["tools"]
+        params = PaginatedRequestParams(cursor=str(cursor)) if cursor else None
+        page = to_json(await session.list_tools(params=params))
+        tools += json_objects(page["tools"])
         cursor = page.get("nextCursor")
         if not cursor or len(tools) > 1000:
             return tools
 
 
-async def call_tool(session: "ClientSession", name: str, arguments: dict[str, object]) -> dict[str, Any]:
+async def call_tool(session: "ClientSession", name: str, arguments: dict[str, object]) -> dict[str, object]:
     return to_json(await session.call_tool(name, arguments))
 
 
-def to_json(value: "BaseModel") -> dict[str, Any]:
+def to_json(value: "BaseModel") -> dict[str, object]:
     """Convert a message of the protocol to JSON."""
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def result_text(result: Mapping[str, Any]) -> str:
+def result_text(result: Mapping[str, object]) -> str:
     """Return a result's content as text. Raises ToolError for an error."""
-    texts = [text_of(part) for part in result.get("content") or ()]
+    texts = [text_of(part) for part in json_objects(result.get("content"))]
     if not texts and "structuredContent" in result:
         texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
     text = "\n".join(texts)

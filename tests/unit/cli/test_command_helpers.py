@@ -47,7 +47,7 @@ from localllm.cli.options.diffusion import (
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.sampling import ExactSampling, Sampling
-from localllm.cli.options.shared import Rope, layers, system_message
+from localllm.cli.options.shared import Rope, parse_layers, system_message
 from localllm.cli.terminal import (
     output as terminal,
 )
@@ -82,6 +82,7 @@ from localllm.services import outputs, pull
 from localllm.services.catalogue import HubReference
 from localllm.services.pull import Pulled
 from localllm.services.records import Record
+from localllm.services.remote.dialect import Form
 from localllm.services.tools.box import Outcome
 
 
@@ -323,10 +324,16 @@ def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str
 
 def test_layers_for_a_card():
     assert (options.layer_count("7"), options.layer_count("all")) == (7, "all")
-    assert [layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == ["all", "auto", "all", "0", "9999999"]
+    assert [parse_layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == [
+        "all",
+        "auto",
+        "all",
+        "0",
+        "9999999",
+    ]
     for text in ("10000000", "-2", "1.5", "", "ALL"):
         with pytest.raises(ValueError, match="is not a number, all or auto"):
-            layers(text)
+            parse_layers(text)
 
 
 # ---- pulling
@@ -506,19 +513,18 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.as_fields,
-     {"schema": None, "grammar": None, "regex": None, "additional_properties": False}),
+    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.form, Form()),
     (Thoughts, {"think": "auto"}, Thoughts.as_fields,
      {"think": "auto", "think_budget": None, "template_variables": {}}),
-    (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
+    (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
     (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, Sampling.as_fields, {}),
     (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
     (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
     (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
-    (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: layers("auto"), "auto"),
-    (options.Answers, {"escape": False}, lambda group: layers("all"), "all"),
-    (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: layers("7"), "7"),
+    (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
+    (options.Answers, {"escape": False}, lambda group: parse_layers("all"), "all"),
+    (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
     (serve.Place, {"port": 11435, "strict_model_names": False, "access_log": False}, lambda group: serve.amount("7"),
      7),
     (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
@@ -539,8 +545,7 @@ def test_a_form_is_one_of_three():
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="cannot be combined"):
             Shape(**two).constraint()
-    told = {"schema": {"a": 1}, "grammar": None, "regex": "x", "additional_properties": False}
-    assert Shape(json_schema='{"a": 1}', regex="x").as_fields() == told
+    assert Shape(json_schema='{"a": 1}', regex="x").form() == Form({"a": 1}, None, "x")
 
 
 def test_texts_and_files_of_them(tmp_path: Path):
@@ -1200,11 +1205,11 @@ def test_layers_that_guess_in_words(layers: int, used: bool, said: str):
 def test_what_a_model_sees_by():
     eye = {"side": 224, "patch": 14, "width": 512, "type": "clip"}
     told = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 numbers"
-    assert inspect.sees({"sees": eye}) == told
+    assert inspect.sees(eye, None) == told
     told = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
-    assert inspect.sees({"sees": eye | {"type": "mlp"}}) == told
-    assert inspect.sees({"sees": None, "projector": {"path": "p", "bytes": 7}}) == "images, by p (7 B)"
-    assert inspect.sees({"sees": None, "projector": None}) == ""
+    assert inspect.sees(eye | {"type": "mlp"}, None) == told
+    assert inspect.sees(None, {"path": "p", "bytes": 7}) == "images, by p (7 B)"
+    assert inspect.sees(None, None) == ""
     assert inspect.advice(("top_k", "min_p")) == "top_k;min_p" and inspect.advice(0.5) == "0.5"
 
 

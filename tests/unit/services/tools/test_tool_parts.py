@@ -455,8 +455,8 @@ class Session:
     def __init__(self, pages: int):
         self.asked, self.pages = list[Any](), pages
 
-    async def list_tools(self, **options: Any) -> Page:
-        self.asked.append(options.get("cursor"))
+    async def list_tools(self, *, params: Any = None) -> Page:
+        self.asked.append(params and params.cursor)
         more = {"nextCursor": f"{len(self.asked)}"} if len(self.asked) < self.pages else {}
         return Page(tools=[{"name": "x"}] * 300, **more)
 
