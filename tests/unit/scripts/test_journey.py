@@ -5,7 +5,7 @@ import sys
 
 from project import ROOT
 
-MOST = 147  # files of a warm run of the built-in model; docs/architecture.md says how many
+MOST = 142  # files of a warm run of the built-in model; docs/architecture.md says how many
 
 
 def journey(*arguments: str) -> tuple[str, list[str]]:
