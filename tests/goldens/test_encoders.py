@@ -138,7 +138,7 @@ def test_what_is_refused(model_path):
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
             reader.read([wrong])
-    with pytest.raises(UnsupportedError, match="bert models make no text"):
+    with pytest.raises(UnsupportedError, match="bert models make embeddings and cannot generate text"):
         open_engine(model_path("bert"))
 
 

@@ -63,7 +63,7 @@ def test_from_python(made):
         assert opened.embed(texts, dims=7).shape == (3, 7)
         assert opened.embed(texts, pooling="cls").shape == vectors.shape
         assert abs((opened.embed(texts, normalize=False) ** 2).sum() - 3) > 0.1
-        with pytest.raises(UnsupportedError, match="bert models make no text"):
+        with pytest.raises(UnsupportedError, match="bert models make embeddings and cannot generate text"):
             list(opened.generate("Hi", max_tokens=1))
         with pytest.raises(ModelError, match="no reranker; the model makes vectors"):
             opened.rerank("a", ["b"])
