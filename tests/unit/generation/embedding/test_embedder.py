@@ -188,7 +188,7 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
         (("embed", made), " ".join(WORDS), 4, "the model's context is 64"),
         (("embed", made, "--files", tmp_path / "none"), "", 2, "no such file or folder"),
         (("embed", made, "--near", "a", "-o", tmp_path / "x"), "", 2, "--near prints texts"),
-        (("run", made, "-p", "Hi"), "", 3, "make no text"),
+        (("run", made, "-p", "Hi"), "", 3, "cannot generate text"),
     ]
     for arguments, given, code, message in cases:
         found = run(*arguments, input=given)
