@@ -7,7 +7,6 @@ and explains unknown options.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from localllm.cli.compat import SAME, IgnoredOption, find_ignored, is_foreign, is_switch, refusal, value_here
 from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
@@ -31,7 +30,7 @@ class ParsedArgs:
             here, with the reason.  words: for Typer: options by localllm's names, then arguments.
     """
 
-    texts: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, object] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     ignored: list[tuple[str, str]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -42,7 +41,9 @@ class ParsedArgs:
     def take(self, param: Parameter, value: object) -> None:
         """Set a parameter's value, or append it if the parameter takes several."""
         if param.many:
-            self.texts.setdefault(own_name(param), []).append(value)
+            values = self.texts.setdefault(own_name(param), [])
+            assert isinstance(values, list)
+            values.append(value)
         else:
             self.texts[own_name(param)] = value
 

@@ -59,8 +59,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all parameters; while a line is parsed, of an argument and its option only the one that was typed."""
-        params: list[Any] = super().get_params(ctx)
-        return params if TYPED not in ctx.meta else [each for each in params if is_expected(each, ctx)]
+        return [each for each in super().get_params(ctx) if TYPED not in ctx.meta or is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
         return colour_help(self.plain_help(ctx, columns()))
@@ -140,11 +139,11 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return result
 
 
-def is_expected(param: Parameter, ctx: typer.Context) -> bool:
+def is_expected(param: object, ctx: typer.Context) -> bool:
     """Return whether to parse a parameter: an argument unless its option was typed, its option only if it was."""
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
-    return not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
+    return not isinstance(param, Option) or not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
 
 
 def unescape(values: dict[str, object]) -> None:
