@@ -69,7 +69,7 @@ def read_own_routing(fields: Fields, function: int | None = None) -> Routing | N
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
-    """Read how many experts a token uses, how many groups they form, and in how many groups a token's may be.
+    """Read the number of experts per token, the number of groups of experts, and the number of groups per token.
 
     Raises ModelError.
     """

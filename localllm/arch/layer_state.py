@@ -16,7 +16,7 @@ SLACK = 512
 
 
 def window_tokens(tokens: int, window: int | None) -> int:
-    """Return how many of `tokens` tokens are cached at most; of a window, with the slack and a step of freeing."""
+    """Return the most of `tokens` tokens that are cached; with a window, its tokens plus twice SLACK."""
     return min(tokens, window + 2 * SLACK) if window else tokens
 
 

@@ -132,7 +132,7 @@ def has_none(fields: Fields) -> bool:
 def require_lengths(
     fields: Fields, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
-    """Check the lengths by layer of a tensor that layers may have."""
+    """Check, layer by layer, one dimension of a tensor that some layers may lack."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):

@@ -53,7 +53,7 @@ class Rope:
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
     def _pair_of_rotations(self, rotations: float) -> float:
-        """Return the pair (a fraction) that makes so many rotations within the original context."""
+        """Return the pair (a fraction) that makes this many rotations within the original context."""
         return self.dims * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
 

@@ -80,7 +80,7 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """Split a fused matrix into parts of so many rows. Raises ModelError if it has more or fewer.
+        """Split a fused matrix into parts with these numbers of rows. Raises ModelError if it has more or fewer.
 
         In a stack [experts, rows, columns], every matrix is split.
         """

@@ -95,7 +95,7 @@ def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
     """Assign the words that are not options to arguments. Raises UsageError if there are too many.
 
-    An argument that was set by its option gets none, but if it takes several values, they are added to the option's.
+    An argument that was set by its option takes no word, unless it takes several values: words are then added.
     """
     assigned: list[str] = []
     for param in params:

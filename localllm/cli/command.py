@@ -140,7 +140,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
 
 def is_expected(param: object, ctx: typer.Context) -> bool:
-    """Return whether to parse a parameter: an argument unless its option was typed, its option only if it was."""
+    """Return whether to parse a parameter: of an argument and its option, the typed one, or else the argument."""
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
     return not isinstance(param, Option) or not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names

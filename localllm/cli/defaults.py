@@ -162,7 +162,7 @@ def all_entries(held: Settings) -> Iterator[Entry]:
 
 
 def check(entry: Entry, held: Settings, command: str) -> None:
-    """Raise UsageError for an entry that is unknown or invalid for `command`, or if that is "" for all commands."""
+    """Raise UsageError for an entry that is unknown or invalid for `command`; "" stands for all commands."""
     if command and command not in COMMANDS:
         raise held.error(f"there is no command {command}", "command", command)
     given = params_of(command) if command else all_params()

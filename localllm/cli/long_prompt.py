@@ -74,7 +74,7 @@ class LongPrompt:
 
 
 def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
-    """Return the lines of a text that are relevant to a question, and a note as of `cut`. Raises ContextError."""
+    """Return the lines of a text that are relevant to a question, and a note like `cut`'s. Raises ContextError."""
     from localllm.services.relevant_lines import find_lines, lines_of
 
     line, lines = ProgressLine(), lines_of(material)

@@ -75,7 +75,7 @@ def check_environment() -> None:
 
 
 def raise_ctrl_c_again() -> None:
-    """Raise KeyboardInterrupt again after a callback, such as of an import, in which Python would only print it."""
+    """Raise KeyboardInterrupt again after a callback, such as one of an import, in which Python would only print it."""
 
     def later() -> None:
         sleep(0.01)  # until the callback has ended

@@ -59,8 +59,8 @@ def records_of(
 ) -> Given:
     """Read the records of a file, a folder or stdin.
 
-    streams: whether stdin may be read while records are answered.  output: that may be in the folder, and is no record
-    of it. Raises UsageError.
+    streams: whether stdin may be read while records are answered.  output: a file that may be in the folder; it is not
+    a record. Raises UsageError.
     """
     if input is not None and os.path.isdir(input):
         return folder_records(input, output)

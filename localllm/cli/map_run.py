@@ -28,9 +28,9 @@ def of_input(
 ) -> Iterator[Callable[[], None]]:
     """Check an output's provenance; yield a function that records it, the input and the job, in the output.
 
-    data: None for a stream, whose records are compared as they come.  by: hashes of what the answers depend on besides.
-    redo: whether the output may be of another input, or by another model.  any_model: whether it may be by another
-    model. Raises UsageError if it is, and may not.
+    data: None for a stream, whose records are compared as they come.  by: hashes of everything else that the answers
+    depend on. redo: accept an output from another input or by another model. any_model: accept one by another model.
+    Raises UsageError for an output that is not accepted.
     """
     from localllm.files import provenance as origin
 

@@ -200,7 +200,7 @@ def warn_of_template(model: "Model") -> None:
 
 @contextmanager
 def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
-    """Extend an error about a prompt that is too long by the excess, and by what the user can do.
+    """Add the excess, and what the user can do, to an error about a prompt that is too long.
 
     can_shift: whether the command supports context shift.  can_ask_parts: whether it supports chunks and relevant.
     """

@@ -22,7 +22,7 @@ class ChatCompletion:
     def __init__(self, model: "Model", given: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
         """Start a chat completion. Raises ContextError, UsageError.
 
-        name: the model's, in responses; last_n, seed: as of answer_options.
+        name: the model's, in responses; last_n, seed: see answer_options.
         """
         options = answer_options(given, last_n, seed)
         most, stop = length_options(given)

@@ -33,7 +33,7 @@ class TextCompletion:
     def __init__(self, model: "Model", given: CompletionArguments, name: str, last_n: int, seed: int | None) -> None:
         """Start a completion. Raises ContextError, UsageError.
 
-        name: the model's, in responses; last_n, seed: as of answer_options.
+        name: the model's, in responses; last_n, seed: see answer_options.
         """
         self.model, self.given, self.logprobs = model, given, None if given.logprobs is None else int(given.logprobs)
         most, stop = length_options(given)

@@ -108,7 +108,7 @@ def match_tensors(
     wanted: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """Match stored tensors to the parts that places need. Raises ModelError for a tensor without a place."""
+    """Match stored tensors to the names in TensorPlace.of. Raises ModelError for a tensor that no place needs."""
     names = Names(family, h.sizes)
     parts = {part for place in wanted.values() for part in place.of}
     found: dict[str, Found] = {}

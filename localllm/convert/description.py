@@ -38,7 +38,7 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: l
 def card_metadata(
     folder: Path, card: Mapping[str, object], config: Mapping[str, object], parameters: int
 ) -> dict[str, object]:
-    """Translate a model card's front matter; raises anything if it is odd."""
+    """Translate a model card's front matter; raises any exception if it is malformed."""
     writer = gguf.GGUFWriter(None, "")
     about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
     about.name = cached_name(folder) or about.name

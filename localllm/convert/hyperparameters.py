@@ -28,7 +28,7 @@ class CheckpointFacts:
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def updated(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
-        """Add sizes and metadata; "__" stands for a point, and None removes a key."""
+        """Add sizes and metadata; "__" stands for a dot, and None removes a key."""
         more = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **more}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)

@@ -1,8 +1,8 @@
 """Read the vocabulary of a SentencePiece model file (tokenizer.model).
 
 The file is a protobuf message, of which seven fields are read. The sentencepiece package is not used: it contains a
-whole tokenizer, and exposes neither the model's type nor its normalizer, on which it depends whether GGUF can express
-the vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+whole tokenizer, and does not expose the model's type and normalizer, which decide whether GGUF can express the
+vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
 import struct

@@ -157,7 +157,7 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
 
 
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
-    """Return whether a step does not split texts, as Gemma's, which splits at spaces after they were replaced."""
+    """Return whether a step does not split texts: Gemma's, say, splits at spaces, which were replaced before."""
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False

@@ -57,12 +57,12 @@ class ImageEmbedding:
 
 
 def key_of(token: int) -> int:
-    """Return the image's part of an id below 0."""
+    """Return the image's key, which is a part of its (negative) token ids."""
     return (-1 - token) >> ROW_BITS
 
 
 def row_of(token: int) -> int:
-    """Return the row number of an id below 0."""
+    """Return the row number that is a part of an image's (negative) token id."""
     return (-1 - token) & (MOST_ROWS - 1)
 
 

@@ -125,7 +125,7 @@ LONG = 512  # tokens from which on a prompt is worth caching on disk: about a se
 
 
 class Runs(NamedTuple):
-    """How a model's prompts are divided; first, later: tokens of a run before and from DEEP on; exact: see EXACT."""
+    """How a model's prompts are divided: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT."""
 
     later: int = LATER
     first: int = FIRST
@@ -141,7 +141,7 @@ class Runs(NamedTuple):
         return self.last_end(position) + (self.first if position < DEEP else self.later)
 
     def exact_tokens(self, count: int) -> int:
-        """Return how many tokens at an end of a prompt get a run of their own within a run of `count`."""
+        """Return how many tokens at each end of a prompt get a run of their own; count: tokens of the whole run."""
         return self.exact if count > PRECISE_TOKENS else 0
 
 

@@ -56,7 +56,7 @@ class AsyncGeneration(Generic[Answer]):
         return next(self._generation, None) if self._generation else None
 
     async def complete(self) -> Answer:
-        """Run to the end; the finished answer."""
+        """Run to the end and return the finished answer."""
         async for _ in self:
             pass
         assert self._generation
@@ -69,7 +69,7 @@ class AsyncGeneration(Generic[Answer]):
             self._generation.stop()
 
     async def aclose(self) -> None:
-        """Stop here, and let others have the sequence."""
+        """Stop the answer, and release its sequence to others."""
         self.stop()
         if self._generation:
             await asyncio.to_thread(self._generation.close)

@@ -80,7 +80,8 @@ def render_up_to(
 ) -> tuple[str, bool] | None:
     """Render a conversation up to the end of its partial answer; return the text and whether it has the reasoning.
 
-    Returns None if the template does not write the answer. If the template strips contents, so is the end of the text.
+    Returns None if the template does not write the answer. If the template strips contents, the text's end is stripped,
+    too.
     """
     thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
     final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}

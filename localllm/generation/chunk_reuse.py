@@ -2,8 +2,8 @@
 
 When a character is typed in an editor, only the middle of its prompt changes; the text after the cursor moves to later
 positions. Its keys and values are copied, and the keys rotated to the new positions, as llama-server's --cache-reuse
-does; only the first tokens of the chunk are read again. They were computed with the old text before them, so the answer
-may differ from that to the same prompt without reuse; a sequence records how many of its tokens are exact
+does; only the first tokens of the chunk are read again. The copied ones were computed with the old text before them, so
+the answer may differ from that to the same prompt without reuse; a sequence records how many of its tokens are exact
 (localllm.engine.sequence).
 """
 

@@ -70,7 +70,7 @@ class ThinkingFormat(Protocol):
         ...
 
     def rest(self, text: str) -> str:
-        """Return the part of a held back text that belongs to the answer, at the end of generation."""
+        """Return the part of held-back text that belongs to the answer, at the end of generation."""
         ...
 
     def with_escapes(self) -> Self:
@@ -314,7 +314,7 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[TextPart]:
-        """Return the rest at the end; a held back text that might have become a mark is plain text."""
+        """Return the rest at the end; held-back text that might have become a mark is plain text."""
         held, self._held = self._held, ""
         if self.kind is None and self._format:
             held = self._format.rest(held)

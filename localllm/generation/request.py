@@ -259,7 +259,7 @@ class Completion:
 
     @property
     def width(self) -> int:
-        """The number of answers for which it stands: until the prompt is read, all of the request."""
+        """The number of answers that it stands for: all of the request's until the prompt is read, then 1."""
         return 1 if self.request.begun else self.request.n
 
     def _draw(self, row: np.ndarray, processed: np.ndarray) -> Output:

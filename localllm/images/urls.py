@@ -31,7 +31,7 @@ def _with_urls(message: Message) -> Message:
 
 
 def data_url(source: object) -> str:
-    """Convert an image to a data URL; source: as of load_image. Raises UsageError.
+    """Convert an image to a data URL; source: see load_image. Raises UsageError.
 
     A file that every program shows the same way is encoded as it is, any other image as a PNG.
     """

@@ -1,7 +1,7 @@
 """Trinity (Arcee AI 2025).
 
-Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers RoPE and a sliding window;
-attention's output is gated; norms after attention and feed-forward network, too.
+Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers have RoPE and a sliding
+window; attention's output is gated; norms also after attention and feed-forward network.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads

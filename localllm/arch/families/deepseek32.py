@@ -111,7 +111,7 @@ def index_of(indexer: Indexer, layer: int) -> Latent | None:
 
 
 def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
-    """Select the keys that tokens attend to; a common divisor of heads' weights would have no effect."""
+    """Select the keys that tokens attend to; the heads' weights are not scaled, as that has no effect."""
     w.require_biases("indexer.k_norm")
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
@@ -127,7 +127,7 @@ def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) 
 
 
 def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Apply RoPE to the end of heads of `dim` numbers; rope: as long as the rotated end."""
+    """Apply RoPE to the end of heads of `dim` numbers; rope: of the rotated end's length."""
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)

@@ -17,7 +17,7 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters; alpha lengthens the context by another base (NTK). Raises ModelError."""
+    """Read the hyperparameters; alpha scales RoPE's base for a longer context (NTK). Raises ModelError."""
     h = Transformer(**Transformer.shared_fields(fields, interleaved=fields.arch == "maincoder"))
     rope, alpha = h.attention.rope, fields.number("rope.scaling.alpha", 0.0)
     if fields.arch == "hunyuan_vl":

@@ -1,7 +1,7 @@
 """Jina Embeddings 2 (Günther et al. 2023, arXiv 2310.19923).
 
-Unlike BERT: ALiBi, in both directions, instead of a table of positions; GELU with a gate, whose matrix may be the upper
-half of ffn_up; in the models for code, queries and keys are normalized, and attention's residual is added and
+Unlike BERT: bidirectional ALiBi instead of position embeddings; gated GELU, with the gate's matrix possibly in the
+upper half of ffn_up; in the models for code, queries and keys are normalized, and attention's residual is added and
 normalized twice.
 """
 

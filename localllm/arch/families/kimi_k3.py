@@ -33,8 +33,8 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 class KimiK3(KimiLinear):
     """The hyperparameters of Kimi K3.
 
-    Distance between layers whose inputs are kept, 0 for none; bounds of gates and of up projections, 0 for none; lower
-    bound of the decays' logarithms, 0 for none.
+    period: distance between layers whose inputs are kept, 0 for none.  bounds: of gates and of up projections, 0 for
+    none.  lowest: lower bound of the decays' logarithms, 0 for none.
     """
 
     period: int

@@ -18,7 +18,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Lfm2(Transformer):
-    """The hyperparameters of LFM2; taps: of the convolutions."""
+    """The hyperparameters of LFM2; taps: kernel size of the convolutions."""
 
     taps: int
     attention_window: int | None

@@ -24,7 +24,7 @@ EXPERTS_OF_MAVERICK = 128  # Maverick normalizes neither queries nor keys
 
 @frozen
 class Llama4(LocallyRotated):
-    """The windows are chunks."""
+    """The hyperparameters; attention windows are chunks."""
 
     normed: bool
 

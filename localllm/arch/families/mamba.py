@@ -18,7 +18,10 @@ from localllm.frozen import frozen
 
 @frozen
 class Selection:
-    """The sizes of Mamba; inner: columns, each with `state_size` numbers of state.  taps: of the convolution."""
+    """The sizes of Mamba.
+
+    inner: columns, each with `state_size` numbers of state.  taps: kernel size of the convolution.
+    """
 
     inner: int
     state_size: int

@@ -19,7 +19,10 @@ from localllm.frozen import frozen
 
 @frozen
 class StateSpace:
-    """Mamba 2; inner: columns in `heads`.  state_size: rows of a head's state.  taps: of the convolution."""
+    """The sizes of Mamba 2.
+
+    inner: columns of all heads together.  state_size: rows of a head's state.  taps: kernel size of the convolution.
+    """
 
     inner: int
     heads: int

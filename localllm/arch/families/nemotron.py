@@ -1,7 +1,7 @@
 """Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819), Jais 2 (Inception 2025).
 
-Unlike llama: layer norms (the file's weights include the 1 that is added to them); squared ReLU without a gate; rotated
-pairs are half the rotated numbers apart, and leave the end of a head.
+Unlike llama: layer norms (the file's weights include the 1 that is added to them); squared ReLU without a gate; RoPE
+rotates only the beginning of a head, in pairs half of that apart.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv

@@ -1,7 +1,7 @@
 """Nemotron H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3 Nano and Super (2025), with experts.
 
-Every layer is one of three: attention, which has no RoPE, Mamba 2, or a feed-forward network without a gate, whose
-function is the square of ReLU. Experts, which may read and write fewer columns, are added to a shared one.
+Every layer is one of three: attention without RoPE, Mamba 2, or an ungated feed-forward network with squared ReLU.
+Experts, which may read and write fewer columns, are added to a shared one.
 """
 
 from collections.abc import Sequence

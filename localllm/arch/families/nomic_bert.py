@@ -33,7 +33,7 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
 
 
 def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:
-    """Apply the network: with a gate, without, or by experts, as the layer has it."""
+    """Apply the layer's network: gated, ungated or experts."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return mixture(b, w, h.routing, x)
     return gated_feed_forward(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)

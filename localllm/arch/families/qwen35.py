@@ -125,7 +125,7 @@ def attention(
 ) -> Activation:
     """Compute the heads' gated outputs.
 
-    A gate follows each head's query. chosen: as of Scores.
+    A gate follows each head's query. chosen: see Scores.
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
@@ -137,7 +137,7 @@ def attention(
 def delta_net(
     b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
 ) -> Activation:
-    """Compute the heads' outputs, normalized and gated, b.swiglu if None."""
+    """Compute the heads' outputs, normalized and gated; gate: the activation, b.swiglu if None."""
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)

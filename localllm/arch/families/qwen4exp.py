@@ -28,10 +28,10 @@ OF_DELTA = 4  # states of a layer with the delta rule
 
 @frozen
 class BlockIndexer:
-    """An indexer of blocks.
+    """An indexer of blocks of keys.
 
-    Its heads and their length; by layer, the tokens of a block, 0 for full attention; the tokens of all selected blocks
-    together.
+    heads, dim: number and length of its heads.  sizes: by layer, the tokens of a block, 0 for full attention.  tokens:
+    of all selected blocks together.
     """
 
     heads: int

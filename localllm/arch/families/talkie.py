@@ -37,7 +37,7 @@ def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
 def block(b: Builder, w: Weights, h: Talkie, state: Paged, x: Activation, embeddings: Activation) -> Activation:
     """Apply one layer: attention, then the feed-forward network.
 
-    Each output is added to the residual stream; then the embeddings.
+    Each output is added to the residual stream; then the embeddings are added, too.
     """
     heads, head_dim = h.attention.heads[state.layer], h.attention.head_dim
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, None, h.epsilon))

@@ -50,7 +50,7 @@ class AnySize(Vision):
 
 
 def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
-    """Read the fields that all of these encoders have. Raises ModelError. merge: the default."""
+    """Read the fields that all of these encoders have. Raises ModelError. merge: the default merge factor."""
     found = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
     if found["merge"] > MOST_MERGED:
         raise fields.error(f"patches merged by {found['merge']} are not supported, {MOST_MERGED} is the most")

@@ -3,8 +3,8 @@
 An image becomes one square of all of it, and tiles of it at the allowed size that fits best.
 
 As in training and in Hugging Face's transformers, the square comes first, then the rows of the tiles line by line,
-without those of the black bars, each line followed by the newline embedding. llama.cpp has the tiles first, one after
-the other as they are, and an image that is no larger than a square in one.
+without those of the black bars, each line followed by the newline embedding. llama.cpp puts the tiles first, one after
+the other with their black bars, and does not cut an image that is no larger than a square.
 """
 
 from typing import NamedTuple

@@ -20,8 +20,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         pictures: the encoder's inputs, each encoded on its own.
-        parts: the image in the prompt: texts, which may name control tokens, and numbers, each of which stands for the
-            rows at that place in what `Vision.arrange` returns.
+        parts: the image in the prompt: texts, which may name control tokens, and indices
+            into the list of rows that `Vision.arrange` returns.
     """
 
     pictures: list[Picture]
@@ -111,7 +111,7 @@ class Vision:
     def mrope_positions(self, picture: Picture) -> np.ndarray | None:
         """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3]: time, height, width.
 
-        None means consecutive positions, as of text.
+        None means consecutive positions, as for text.
         """
         return None
 

@@ -1,8 +1,8 @@
 """Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299).
 
 The encoder is SigLIP, with squares of patches concatenated to one row. An image's longer side is first resized to the
-length in the file (`preproc_image_size`); the image is cut into squares of the encoder's side, which the whole image
-follows as one more square.
+length in the file (`preproc_image_size`); the image is cut into squares of the encoder's side, followed by the whole
+image as one more square.
 """
 
 import numpy as np

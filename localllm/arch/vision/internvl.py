@@ -2,9 +2,9 @@
 
 InternViT, whose patches are concatenated in squares, then a norm and two matrices.
 
-A large image is cut into tiles of the encoder's side, which the whole image follows as one more. As in Hugging Face's
-transformers the class token (`class_embd`) comes first; llama.cpp puts it after the patches, so that each patch gets
-its neighbour's position.
+A large image is cut into tiles of the encoder's side, followed by the whole image as one more tile. As in Hugging
+Face's transformers the class token (`class_embd`) comes first; llama.cpp puts it after the patches, so that each patch
+gets its neighbour's position.
 """
 
 from typing import ClassVar

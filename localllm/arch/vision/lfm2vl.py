@@ -3,7 +3,7 @@
 Learned positions for a square picture are interpolated, and squares of patches are concatenated.
 
 An image of up to 512 rows is one picture, stretched to whole rows; a larger one, with black bars, is cut into tiles of
-512 * 512 pixels, which the whole image follows as one more picture.
+512 * 512 pixels, followed by the whole image as one more picture.
 """
 
 from typing import ClassVar
@@ -85,7 +85,7 @@ def is_large(h: Lfm2Vision, size: Size) -> bool:
 def grid_for(size: Size) -> Size:
     """Return the columns and rows of tiles whose shape is nearest to the image's.
 
-    If several are equally near, choose the one with the most tiles of which the image would fill half.
+    If several are equally near, choose the one with the most tiles that has less than twice the image's pixels.
     """
     shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
     sides = range(1, MOST_TILES + 1)

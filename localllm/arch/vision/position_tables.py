@@ -27,7 +27,7 @@ def by_corners(wanted: int, there: int) -> np.ndarray:
 
 
 def by_areas(wanted: int, there: int) -> np.ndarray:
-    """Compute weights between the middles of patches; to fewer positions, average (align_corners=False, antialias)."""
+    """Compute weights for linear interpolation between patch centres (align_corners=False, antialias)."""
     scale = there / wanted
     distances = np.arange(there) + 0.5 - (np.arange(wanted)[:, None] + 0.5) * scale
     found = np.maximum(1 - np.abs(distances) / max(scale, 1), 0)

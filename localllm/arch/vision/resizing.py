@@ -53,7 +53,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
-    """Return the size nearest to a picture's whose sides are multiples of `unit`, its pixels within the limits."""
+    """Return the size nearest to a picture's with sides that are multiples of `unit` and pixels within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

@@ -1,4 +1,4 @@
-"""localllm completion: what the shell completes when Tab is pressed, and how it comes to ask.
+"""localllm completion: print a completion script for a shell, and answer its queries.
 
 The script of a shell runs the program with COMPLETE in the environment and the words up to the cursor as arguments. The
 first line of the answer is what else the shell may offer: "models" (files *.gguf and folders), "files" or "nothing";

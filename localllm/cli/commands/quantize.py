@@ -298,7 +298,7 @@ class Spent:
     """Measures the phases of a command, and shows their progress.
 
     Attributes:
-        line: for what comes before a stage, as compiling.  progress: of all stages.
+        line: shows what comes before a stage, such as compiling.  progress: shows all stages.
     """
 
     def __init__(self, calibration: CalibrationGroup) -> None:

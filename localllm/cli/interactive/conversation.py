@@ -26,12 +26,12 @@ class TerminalConversation:
     """A conversation on the terminal, with one model at a time.
 
     Attributes:
-        model: the one.  options: how it answers.  lines: the messages, as sessions store them.
-        markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
-        file: the session's, None for a conversation that is not saved.
-        folder: whose passages go with every question, None for none.
-        texts: of files that go with the next question.  images: that do, paths.
-        branches: conversations that were left, by their names; None if a session has it.  name: of this one.
+        model: the current model.  options: of its answers.  lines: the messages, as sessions store them.
+        markdown, stats, shows_thoughts: what is shown of answers.  tools: those that answers may call.
+        file: the session's file; None if the conversation is not saved.
+        folder: the folder whose passages are attached to every question, or None.
+        texts, images: texts of files and paths of images to attach to the next question.
+        branches: the other branches by name; None for one that is saved as a session.  name: this branch's.
     """
 
     options: "GenerationOptions"

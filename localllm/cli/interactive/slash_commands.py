@@ -44,7 +44,7 @@ class Tools:
     """What slash commands use in addition to the conversation.
 
     Attributes:
-        open: a model by what names it.  edit: lets the user change a text; None if he would rather not.
+        open: opens a model by its name.  edit: lets the user change a text; returns None if cancelled.
     """
 
     open: "Callable[[str], Model]"
@@ -68,7 +68,7 @@ class ChatCommand:
 
 
 def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bool:
-    """Run a slash command; return False for other text. Raises Leaving, and UsageError for an unknown command."""
+    """Run a slash command; return False for other text. Raises ExitChat, and UsageError for an unknown command."""
     if text.strip() in LEAVING:
         raise ExitChat
     if not text.startswith("/"):

@@ -60,7 +60,7 @@ def offer_prompts(incomplete: str) -> list[str]:
 
 
 def offer_formats(incomplete: str) -> list[str]:
-    """Offer what quantize can make, once a letter says that it is no file."""
+    """Offer the types of quantize, once a first letter was typed; before that, the shell offers files."""
     from localllm.quant.recipes import RECIPES
 
     return [*RECIPES] if incomplete else []

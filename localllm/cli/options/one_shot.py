@@ -160,7 +160,7 @@ class InfillGroup:
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
         """Return the text after the gap, None without these options. Raises UsageError, ContextError.
 
-        most_bytes: as of read_prompt.
+        most_bytes: see read_prompt.
         """
         if self.suffix_file is None:
             return None if self.suffix is None else require_decodable(self.suffix, "--suffix")

@@ -67,7 +67,7 @@ class ToolGroup:
 
     @property
     def are_enabled(self) -> bool:
-        """Return whether there are any."""
+        """Return whether any tools are offered."""
         return self.tools is not None or self.mcp is not None
 
     def open_tools(self, stack: ExitStack) -> "ToolCalls | None":

@@ -64,7 +64,7 @@ class LineEditor:
     def _end_on_sigterm(self) -> None:
         """Let the event loop handle the signal between two of its callbacks.
 
-        Inside of one, an exception that ends it leaves the terminal as it is, or is shown as the callback's error.
+        An exception inside a callback would leave the terminal unrestored, or be shown as the callback's error.
         """
         if can_handle_in_loop():
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)

@@ -52,7 +52,7 @@ class Stages:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that are left, None if nothing tells."""
+        """Return the seconds that are left, None if unknown."""
         over = sum(share * self._done[stage] for stage, share in self._shares.items() if stage in self._spent)
         if over == 0:
             return None

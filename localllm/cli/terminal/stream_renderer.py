@@ -182,7 +182,7 @@ def cells(text: str) -> int:
 
 
 def clusters(text: str) -> list[str]:
-    """Pieces that are one to the eye: a letter with its accents, an emoji of several characters, a flag."""
+    """Split a text into grapheme clusters: a letter with its accents, an emoji of several characters, a flag."""
     found: list[str] = []
     for character in text:
         if found and joins(found[-1], character):
@@ -241,7 +241,7 @@ class Markdown:
             write("\n")
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
-        """Show the block instead of what is there of it."""
+        """Draw a block over its earlier, partial version."""
         self._console.size = size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
         lines = self._lines(block)
         fixed = len(lines) if is_whole else max(self._done, len(lines) - (self._console.height - 2))

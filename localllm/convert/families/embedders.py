@@ -62,7 +62,7 @@ def jina_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def nomic(config: Config) -> CheckpointFacts:
-    """Read Nomic Embed under its publisher's names or transformers', which has the one without experts only."""
+    """Read Nomic Embed under its publisher's names, or under transformers' (only for the model without experts)."""
     if config.get("n_embd") is not None:
         return nomic_facts(config)
     config.only("hidden_act", "silu")
@@ -107,7 +107,7 @@ def eurobert(config: Config) -> CheckpointFacts:
 
 
 def is_ranker(config: Config) -> bool:
-    """Return whether a Qwen3 is meant to answer yes or no, which its card or a name says."""
+    """Return whether a Qwen3 checkpoint is a reranker that answers yes or no, by its model card or name."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)

@@ -28,7 +28,7 @@ from localllm.convert.tensors import Shape, TensorSource, reshape, transpose
 
 
 def ernie_moe(config: Config) -> CheckpointFacts:
-    """Read ERNIE 4.5: experts next to shared ones, which are stored as one network."""
+    """Read ERNIE 4.5: experts, and shared experts that are stored as one network."""
     config.only("use_bias", False)
     config.only("moe_layer_interval", 1)
     layers, leading = config.count("num_hidden_layers"), config.count("moe_layer_start_index")

@@ -301,7 +301,7 @@ GRANITE_SWA = replace(
 
 
 def granitemoe_swa(config: Config) -> CheckpointFacts:
-    """Read it with experts next to a shared network; gate and up projections are stored as one."""
+    """Read Granite 4 with windows and experts, next to a shared network with a fused gate and up projection."""
     h = with_experts(config, granite_swa(config), "intermediate_size", "num_local_experts")
     shared = config.count("shared_intermediate_size", 0)
     sizes = {"both_hidden": 2 * h.sizes["expert_hidden"], "shared_hidden": shared, "both_shared": 2 * shared}

@@ -108,7 +108,7 @@ def require(tensor: Stored, dtypes: Sequence[str], shape: Sequence[int] | None =
 
 
 def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
-    """Tabulate 8-bit floats with a sign and so many exponent and mantissa bits: float32 [256].
+    """Tabulate 8-bit floats with a sign and these numbers of exponent and mantissa bits: float32 [256].
 
     is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
     """

@@ -1,8 +1,8 @@
 """Matrix products on the CPU: with integer activations, with float32 ones, and per expert.
 
-On CPUs with AMX, products of many tokens run in BF16 tiles, which need further arguments; the other kernels remain for
-a few tokens, and their inputs are made for that many at most. In tiles, activations are one BF16 plane, with an error
-of 5.5e-6, or two (precise runs, keys and values, float32 weights).
+On CPUs with AMX, products of many tokens run in BF16 tiles, which need further arguments; the other kernels serve a few
+tokens, and their input buffers hold no more. In tiles, activations are one BF16 plane, with an error of 5.5e-6, or two
+(precise runs, keys and values, float32 weights).
 """
 
 from collections.abc import Sequence

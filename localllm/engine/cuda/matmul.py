@@ -169,7 +169,7 @@ def multiply(
     steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
     adds: bool = False,
 ) -> None:  # fmt: skip
-    """Append y = source matrix^T, or y += it (adds); y: a buffer, or the columns of one from an offset on."""
+    """Append y = source matrix^T, or y += source matrix^T if `adds`; y: a buffer, or its columns from an offset on."""
     place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
     arguments: dict[str, object] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
     arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}

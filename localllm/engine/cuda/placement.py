@@ -47,7 +47,7 @@ def card_bytes(tensor: Tensor) -> int:
 
 
 def state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """Compute the bytes of a layer's state: for all tokens, even with a window; for recurrent states with snapshots."""
+    """Compute the bytes of a layer's state: of all tokens, even with a window; or of all recurrent snapshots."""
     if isinstance(state, Recurrent):
         return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)

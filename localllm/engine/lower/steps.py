@@ -81,11 +81,11 @@ class Target(Protocol):
         ...
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return into how many parts a step of up to `rows` rows is divided by rows, and the count that limits them."""
+        """Return the parts of a step that is divided by at most `rows` rows, and the count that limits them."""
         ...
 
     def parts(self, wanted: int, rows: int) -> int:
-        """Return into how many parts a step is divided that is not divided by rows; `wanted` if possible."""
+        """Return the number of parts of a step that is not divided by rows: `wanted` if possible."""
         ...
 
 
@@ -228,9 +228,10 @@ def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
 def rotate(
     steps: Steps, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
 ) -> Buffer:
-    """Append the step that multiplies x by Hadamard matrices of size `block`; return the output. 1: return x itself.
+    """Append the step that multiplies x by Hadamard matrices of size `block` and return the output.
 
-    source: the buffer of x, by default the one that Steps has for it; target: the output, which may be the source.
+    If block is 1, return x itself.  source: the buffer of x, by default the one that Steps has for it.  target: the
+    output, which may be the source.
     """
     source = source or steps.buffers[x]
     if block == 1:

@@ -71,7 +71,7 @@ class KVCache:
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
-        """Reserve room for one of `sequences` contexts of `context` tokens, the first number that fits.
+        """Reserve room for contexts of `context` tokens: as many as the first number in `sequences` that fits.
 
         Raises MemoryLimitError, ModelError.
         """
@@ -122,7 +122,7 @@ class KVCache:
         return self.pages * PAGE * side.token_bytes
 
     def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
-        """Return the keys and the values of a layer; for a latent state twice the same."""
+        """Return the keys and the values of a layer; for a latent state, both are the same."""
         return self._layers[state]
 
     def address(self, side: Streams) -> int:
@@ -157,7 +157,7 @@ class KVCache:
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        """Write pages whose content is as `content` returns it. Raises ValueError if the size differs."""
+        """Write pages from what `content` returned. Raises ValueError if the size differs."""
         views = self._kind(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):

@@ -26,7 +26,7 @@ SAMPLES, SAMPLE = 8, 64  # samples of each tensor, evenly spaced; bytes of one
 
 
 def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
-    """Compute the key, 32 bytes; state: `state_of` the model's files when they were opened."""
+    """Compute the key, 32 bytes; state: what `state_of` returned when the model was opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, describe_operations(operations))).encode())

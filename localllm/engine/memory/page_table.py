@@ -136,9 +136,10 @@ class PageTable:
         return self._cache.content(self._between(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert tokens [first, last) from parts of another table; without "windows", windows lack all before `last`.
+        """Insert tokens [first, last) from parts of another table.
 
-        Raises MemoryLimitError, and ValueError for parts of another size.
+        Without the part "windows", layers with a window lack all tokens before `last`. Raises MemoryLimitError, and
+        ValueError for parts of another size.
         """
         self.prepare(first, last - first)
         self._cache.fill(self._between(first, last), False, parts["pages"])

@@ -302,7 +302,7 @@ def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
 
 
 def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Divide groups by the square roots of `squares`."""
+    """Divide groups by the square roots of their mean squares."""
     with np.errstate(invalid="ignore"):
         return groups / np.sqrt(squares)
 

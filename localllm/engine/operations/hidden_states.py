@@ -96,7 +96,7 @@ class HiddenStateReference(Computing):
     """The verbs in NumPy.
 
     Attributes:
-        entered: by layer, its input; the caller puts in the layers that it wants.  revealed: the last hidden state.
+        entered: inputs of layers, by layer; the caller sets the keys that it wants.  revealed: the last hidden state.
     """
 
     reveals = False

@@ -144,7 +144,8 @@ class KeySelectionReference(Computing):
     ) -> Array:  # fmt: skip
         """Return a bit per key for each group, uint32 [tokens, words].
 
-        scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: makes the scores of blocks of them.
+        scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: reduces the scores of keys to scores
+        of blocks.
         """
         count, block, groups, local = selection
         selected = np.zeros((len(q), groups, -(-self._context // 32) * 32), bool)

@@ -31,7 +31,7 @@ class Recording:
 
     @property
     def _words(self) -> int:
-        """How many words of 32 bits have a bit for each position of the context."""
+        """The number of 32-bit words that have a bit for each position of the context."""
         return -(-self._context // 32)
 
     def _add(self, operation: Operation) -> Activation:

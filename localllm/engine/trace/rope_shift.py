@@ -64,7 +64,7 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
 
 
 def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
-    """Return how keys rotate that begin at number `first` of a head; None if they do not.
+    """Return the rotation of keys that begin at number `first` of a head; None if they are not rotated.
 
     Raises UsageError if an operation after RoPE changes them.
     """

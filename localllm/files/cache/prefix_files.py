@@ -201,7 +201,7 @@ def size_limit_on_disk(total: int) -> int:
 
 
 def prune() -> None:
-    """Remove files until the limit is kept: the least recently used first, of a prompt the last chunks first."""
+    """Remove files until the limit is kept: least recently used prompts first, each from its last chunk."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
     most = size_limit_on_disk(total)

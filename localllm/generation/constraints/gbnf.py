@@ -40,7 +40,7 @@ class VocabularyToken:
     """One token of the vocabulary, `<think>` or `<[1000]>`, or any other token if `is_negated`.
 
     Attributes:
-        text: of the grammar, with brackets.
+        text: as in the grammar, with brackets.
     """
 
     text: str

@@ -80,7 +80,7 @@ class Automaton:
         self._clear()
 
     def _classify_bytes(self) -> None:
-        """Group bytes that no character's state distinguishes: they share a column of the table."""
+        """Group bytes that lead to the same states everywhere: they share a column of the table."""
         states = self._network.characters.steps
         following = np.zeros((256, len(states)), np.int32)
         for state, steps in enumerate(states):
@@ -303,7 +303,7 @@ class Automaton:
         return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
     def _enter(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
-        """Yield the calls that enter a rule; one at its caller's end gets the caller's continuations."""
+        """Yield the calls that enter a rule; a call at its caller's end passes on the caller's continuations."""
         if state == BEHIND_ROOT:
             yield rule, self._end[1], None
             return

@@ -31,7 +31,7 @@ class EmbedOptions:
     """Options of an embedding.
 
     Attributes:
-        dims: keep the first so many numbers, for Matryoshka models (Kusupati et al. 2022); None: all.
+        dims: keep only the first `dims` numbers, for Matryoshka models (Kusupati et al. 2022); None: all.
         normalize: to length 1.  role: "query" or "document": put the model's prompt for it before each text; None:
         none.
         overflow: policy for a text that is too long: "refuse", "cut", or "split" and average.

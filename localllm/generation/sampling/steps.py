@@ -191,7 +191,7 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
 
 
 def temperature(candidates: Candidates, t: float) -> Candidates:
-    """Divide the logits by t: below 1 sharper, above 1 flatter; with 0 or below, only the most likely token stays."""
+    """Divide the logits by t: below 1, the distribution is sharper; at 0 or below, only the most likely token stays."""
     if t <= 0:
         return likeliest(candidates)
     return Candidates(candidates.ids, candidates.logits.astype(np.float64) / max(t, COLDEST), candidates.ranked)
@@ -200,7 +200,7 @@ def temperature(candidates: Candidates, t: float) -> Candidates:
 def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent: float) -> Candidates:
     """Scale by a temperature from t - range to t + range, which grows with the entropy.
 
-    The position in this interval is the entropy, divided by its maximum for so many tokens, to the power of the
+    The position in this interval is the entropy, divided by its maximum for that number of tokens, to the power of the
     exponent. The idea is in Zhu et al. 2023, arXiv 2309.02772.
     """
     if len(candidates.ids) == 1:

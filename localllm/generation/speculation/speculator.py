@@ -62,7 +62,7 @@ class Speculator:
         self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
 
     def listen(self, answering: Completion, others: int = 0) -> None:
-        """Let the draft head follow an answer's tokens from now on, if that may pay with so many other answers.
+        """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
 
         The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
         requests "mtp" without one.

@@ -46,7 +46,7 @@ class ParameterForm:
 
     @property
     def python_words(self) -> dict[str, str]:
-        """JSON by Python's words for booleans and null that it may be: templates written with str() use these words."""
+        """JSON values by their Python words (True, False, None), which templates that use str() write."""
         if self.other is None:
             return {}
         from localllm.generation.constraints.constraint import fits
@@ -128,7 +128,7 @@ def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
 
 
 def anything(schema: Schema) -> str:
-    """Build a regular expression for strings between minLength and maxLength; other keywords are ignored."""
+    """Build a regular expression for strings from minLength to maxLength; other keywords of the schema are ignored."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
         return "(?s:.*)"

@@ -158,7 +158,7 @@ class ToolGrammar:
         return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
 
     def distinct_items(self, name: str) -> DistinctItems | None:
-        """Return the filter of a tool's arguments for uniqueItems, None if its schema needs none."""
+        """Return a filter that enforces uniqueItems in a tool's arguments, None if its schema needs none."""
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _fits(self, name: str, arguments: str) -> bool:

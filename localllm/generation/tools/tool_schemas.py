@@ -18,8 +18,9 @@ OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguida
 def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
     """Return a schema, given as JSON, with llguidance's options: exact if it can be, else as far as it goes.
 
-    Also what DistinctItems takes, None if no items have to differ. Neither is to be changed. is_open: let objects have
-    properties that a schema does not name. Raises UsageError for a strict tool whose schema cannot be exact.
+    Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed. is_open:
+    let objects have properties that a schema does not name. Raises UsageError for a strict tool whose schema cannot be
+    exact.
     """
     from localllm.generation.constraints.constraint import Constraint, require_usable
 
