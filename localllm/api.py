@@ -198,7 +198,7 @@ class Model(GenerationMixin):
 
         The first call with "draft:PATH" opens that model with this one's threads; it is closed with this one. (Open it
         yourself and pass it for other options.) If the file is a draft head for this model (EAGLE-3), it is attached,
-        and the result is "mtp". progress: as of open_model. Raises as open_model, and UsageError if the vocabularies
+        and the result is "mtp". progress: see open_model. Raises as open_model, and UsageError if the vocabularies
         differ.
         """
         if isinstance(speculate, str):
@@ -321,7 +321,7 @@ def open_with_options(
     mmproj: str | os.PathLike[str] | None = None,
     pan_and_scan: bool = False,
 ) -> Model:
-    """Open a GGUF file with an EngineOptions; other parameters, and errors, as of open_model."""
+    """Open a GGUF file with an EngineOptions; other parameters, and errors, as in open_model."""
     options.require_valid()
     file = GGUFFile.open(path)
     if options.rope:
@@ -378,7 +378,7 @@ def most_prompt_bytes(
 ) -> int:
     """Return the most bytes of UTF-8 that a prompt for a context can have; None or 0: the trained context.
 
-    rope: as of open_model. Reads only the file's header and vocabulary. Raises ModelError.
+    rope: see open_model. Reads only the file's header and vocabulary. Raises ModelError.
     """
     with GGUFFile.open(path) as file:
         if rope:

@@ -102,7 +102,7 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Compute the scale and low of least error from the sums; low is at most `highest`."""
+    """Compute the scale and the low with the least error, from the sums; low is at most `highest`."""
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w

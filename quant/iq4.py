@@ -140,8 +140,8 @@ def nearest_multiple(scale, d):
 def choose_d(scales, gains, levels):
     """Choose the d whose multiples suit the scales of the 8 groups best; scales, gains: [2 signs, 8].
 
-    Candidates: the scale of largest size divided by each of `levels`. With the scale multiple * d a group gains about
-    gain * (1 - (1 - multiple * d / scale)²); of its two scales the better one counts.
+    Candidates: the scale of largest magnitude divided by each of `levels`. With the scale multiple * d a group gains
+    about gain * (1 - (1 - multiple * d / scale)²); of its two scales the better one counts.
     """
     extreme = np.float32(0)
     for group in range(8):

@@ -27,7 +27,8 @@ FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 class Search(NamedTuple):
     """The range of codes, and the parameters of the search.
 
-    The scales tried put the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
+    The search tries the scales with which the weight of largest magnitude gets the code bottom - start, top + start,
+    bottom - start - spacing, ...
     """
 
     bottom: f32

@@ -20,7 +20,10 @@ def dequantize(tensor) -> np.ndarray:
 
 
 def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
-    """Blocks of Q1_0 or Q2_0, of 18 bytes each: float16 d and codes of one bit (2 code - 1) or two (code - 1)."""
+    """Dequantize blocks of Q1_0 or Q2_0, 18 bytes each.
+
+    A block is a float16 d and codes of one bit (2 code - 1) or two bits (code - 1).
+    """
     blocks = data.reshape(-1, 18)
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     bits = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32)

@@ -149,7 +149,7 @@ def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
 
 
 def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
-    """Round to codes from -centre to centre - 1 times a float16 scale per block, -centre for the largest size."""
+    """Round to codes from -centre to centre - 1 times a float16 scale per block, -centre for the largest magnitude."""
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
     codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -centre, centre - 1)

@@ -146,7 +146,7 @@ def report_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener,
 
 @frozen
 class Part:
-    """Sums over some rows: squared errors and weights of the source, mean squares of groups, the largest size."""
+    """Sums over some rows: squared errors and weights of the source, mean squares of groups, the largest magnitude."""
 
     lost: float
     whole: float

@@ -120,7 +120,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str | None, keep_seconds: float | None = None) -> AsyncIterator[Worker]:
-        """Keep a model open while in use, and then for keep_seconds, None for what the server does.
+        """Keep a model open while in use, and then for keep_seconds, None for the server's default.
 
         Raises UnknownModelError, ModelError, MemoryLimitError.
         """

@@ -46,7 +46,7 @@ class Agent:
 
 
 def configure_claude(provider: Provider) -> Settings:
-    """Source: https://docs.claude.com/en/docs/claude-code/settings (environment variables)."""
+    """Configure Claude Code. Source: https://docs.claude.com/en/docs/claude-code/settings (environment variables)."""
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     return Settings({
         "ANTHROPIC_BASE_URL": provider.url, "ANTHROPIC_AUTH_TOKEN": provider.key, "ANTHROPIC_API_KEY": "",
@@ -57,7 +57,7 @@ def configure_claude(provider: Provider) -> Settings:
 
 
 def configure_codex(provider: Provider) -> Settings:
-    """Source: https://github.com/openai/codex/blob/main/docs/config.md."""
+    """Configure Codex. Source: https://github.com/openai/codex/blob/main/docs/config.md."""
     own = {"name": "localllm", "base_url": f"{provider.url}/v1", "wire_api": "responses", "env_key": "LOCALLLM_API_KEY"}
     arguments = ["-m", provider.model, "-c", 'model_provider="localllm"']
     for name, value in own.items():
@@ -68,7 +68,7 @@ def configure_codex(provider: Provider) -> Settings:
 
 
 def configure_opencode(provider: Provider) -> Settings:
-    """Source: https://opencode.ai/docs/config and /docs/providers."""
+    """Configure OpenCode. Source: https://opencode.ai/docs/config and /docs/providers."""
     limit = {"limit": {"context": provider.context, "output": provider.context // 4}} if provider.context else {}
     described = {
         "npm": "@ai-sdk/openai-compatible", "name": "localllm", "models": {provider.model: limit},
@@ -80,13 +80,13 @@ def configure_opencode(provider: Provider) -> Settings:
 
 
 def configure_qwen(provider: Provider) -> Settings:
-    """Source: https://github.com/QwenLM/qwen-code (README, authentication)."""
+    """Configure Qwen Code. Source: https://github.com/QwenLM/qwen-code (README, authentication)."""
     variables = {"BASE_URL": f"{provider.url}/v1", "API_KEY": provider.key, "MODEL": provider.model}
     return Settings({f"OPENAI_{name}": value for name, value in variables.items()}, ["--auth-type", "openai"])
 
 
 def configure_aider(provider: Provider) -> Settings:
-    """Source: https://aider.chat/docs/llms/openai-compat.html."""
+    """Configure aider. Source: https://aider.chat/docs/llms/openai-compat.html."""
     return Settings(
         {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key},
         ["--model", f"openai/{provider.model}", "--no-show-model-warnings"],
@@ -94,7 +94,7 @@ def configure_aider(provider: Provider) -> Settings:
 
 
 def configure_mini(provider: Provider) -> Settings:
-    """Source: https://mini-swe-agent.com/latest/models/local_models."""
+    """Configure mini-SWE-agent. Source: https://mini-swe-agent.com/latest/models/local_models."""
     own = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
     variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **own}
     return Settings(variables, ["--model", f"openai/{provider.model}", "--cost-limit", "0"])

@@ -32,7 +32,7 @@ class MapJob:
     Attributes:
         choices: each record gets the likeliest of these answers; () to generate one.
         json_as_text: whether answers with a schema stay text instead of parsed JSON.
-        n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one next to the model.
+        n: answers per record.  precise: see Model.map.  mmproj: the vision projector, None for one next to the model.
     """
 
     path: str
@@ -143,7 +143,7 @@ class ChoiceMapping:
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """Prepare the records; parameters as of Mapping."""
+        """Prepare the records; parameters as in Mapping."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._is_stopped, self.done = False, 0
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()

@@ -53,7 +53,7 @@ class ChunkReader:
     ):
         """Open the model.
 
-        progress(done, total): called while kernels compile. rope: as of open_model. Raises as api.open_model does.
+        progress(done, total): called while kernels compile. rope: see open_model. Raises as api.open_model does.
         """
         self._model = open_model(path, threads, size, kv_type, progress=progress, rope=rope)
         self.path, self.tokenizer = self._model.path, self._model.tokenizer

@@ -141,7 +141,7 @@ class RecordStream:
     def _decode(self, line: bytes, offset: int) -> str:
         """Decode a line; replace bytes that are not UTF-8 by U+FFFD, and count them.
 
-        offset: bytes before the line. Raises UsageError for a line that has a zero byte, too.
+        offset: bytes before the line. Raises UsageError if a line that is not UTF-8 also has a zero byte.
         """
         try:
             return line.decode()

@@ -216,7 +216,7 @@ def available_memory() -> int:
 
 
 class MemoryStatus(ctypes.Structure):
-    """Windows' MEMORYSTATUSEX; bytes but the first two."""
+    """Windows' MEMORYSTATUSEX; all fields but the first two are in bytes."""
 
     _fields_ = (
         ("length", ctypes.c_uint32),

@@ -24,17 +24,17 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 
 
 def object_code(name: str, triple: str | None = None) -> bytes:
-    """Make the kernel as an object file for the target CPU, with one visible symbol. triple: as of `linked`."""
+    """Make the kernel as an object file for the target CPU, with one visible symbol. triple: see `linked`."""
     module, machine = linked(name, triple)
     return machine.emit_object(module)
 
 
 def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Make the kernel with its entry as LLVM IR, and what makes machine code of it.
+    """Compile a kernel and its entry to LLVM IR; return the module and LLVM's target machine for it.
 
-    triple: another system than this one, as LLVM names it, with a CPU of the same kind.
-    Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
-    has the plain C signature that the tape calls.
+    triple: LLVM's name of a system other than this one, with the same kind of CPU. Numba gives its functions hidden
+    parameters (result, exception, both unused here) and a status to return; `ENTRY` has the plain C signature that the
+    tape calls.
     """
     function = kernel(name)
     function.compile(SIGNATURE)

@@ -29,7 +29,7 @@ class Compiler:
     """A process that compiles one kernel after the other. It ends when this process ends, even if that is killed."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
-        """Start a process; command: a module that calls `serve`, and its arguments; lane: that it compiles for."""
+        """Start a process; command: a module that calls `serve`, and its arguments; lane: the one to compile for."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[3])
         environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
@@ -73,7 +73,7 @@ class Compiler:
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:
-        """Lower the process's priority."""
+        """Lower the priority of the compiler's process."""
         lower_priority(self.process)
 
     def close(self) -> None:
@@ -163,8 +163,8 @@ class Compilers:
     ):
         """Prepare the processes; finished(name, machine code) is called for each kernel, by some thread.
 
-        command: the module that compiles, and its arguments; localllm.kernels.build.compile if there is none.
-        lane: another than this computer's.
+        command: the module that compiles, and its arguments; localllm.kernels.build.compile if there is none. lane: the
+        one to compile for, if it is not this computer's.
         """
         self.names, self._work = frozenset(names), Work(names, finished)
         command = command or ("localllm.kernels.build.compile",)

@@ -70,7 +70,10 @@ def symbol(name: str) -> str:
 
 
 def mark_used(folder: Path | None = None) -> None:
-    """Update a folder's modification time, at most once a day, to note that it is in use; None: of object files."""
+    """Update a folder's modification time, at most once a day, to note that it is in use.
+
+    folder: None for the folder of object files.
+    """
     folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:

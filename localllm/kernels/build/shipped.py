@@ -41,7 +41,7 @@ def serves(made_for: Lane, lane: Lane) -> bool:
 
 @cache
 def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
-    """Return the archive for a lane. None if there is none, if it is damaged, or if its sources are not these."""
+    """Return the archive for a lane. None if there is none, if it is damaged, or if it was made from other sources."""
     try:
         told = json.loads((folder / "lanes.json").read_bytes())
         if told["sources"] != source_hash():

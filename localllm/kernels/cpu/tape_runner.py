@@ -52,7 +52,7 @@ def yield_cpu(job):
 def call(job, function, x, y):
     """Call a function of the operating system; one with fewer parameters does not see the others.
 
-    Windows' has two more to wait: for how long, of which -1 is for ever, and how the mutex is held.
+    Windows' function that waits has two more: the timeout (-1 for ever), and how the mutex is held.
     """
     call_kernel(argument(job, function), x, y, -1, 0)
 

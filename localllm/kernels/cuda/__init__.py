@@ -30,7 +30,7 @@ def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def by_norm(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a block for each group of columns of a row, of a thread for four of them."""
+    """Return a block for each group of columns of a row, with a thread for every four columns."""
     warp, columns = warp_lanes(), arguments.get("columns") or arguments["heads"] * arguments["head_dim"]
     group = arguments.get("group") or arguments.get("head_dim") or columns
     return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
@@ -72,7 +72,7 @@ def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a thread for each column, of a few that share the tokens."""
+    """Return four threads for each column, which share the tokens."""
     return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
 
 
@@ -123,7 +123,7 @@ def words(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def by_number(count: int) -> Grid:
-    """Return a thread for each of `count` things."""
+    """Return a thread for each of `count` items."""
     return Grid(-(-count // block_threads()), 1, block_threads())
 
 

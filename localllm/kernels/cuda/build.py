@@ -1,8 +1,8 @@
-"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes code for a card of it. Neither needs a GPU.
+"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes machine code from it. Neither needs a GPU.
 
-It is kept as that of the CPU's kernels is (localllm.kernels.build.objects), in a folder named by a key of the sources,
-of the versions of what compiles, and of the compute capability. Run as a module, with a compute capability such as 8.0,
-this is a process that compiles (localllm.kernels.build.compilers).
+It is cached like that of the CPU kernels (localllm.kernels.build.objects), in a folder named by a key of the sources,
+of the compilers' versions, and of the compute capability. Run as a module, with a compute capability such as 8.0, this
+is a process that compiles (localllm.kernels.build.compilers).
 """
 
 import hashlib

@@ -2,9 +2,9 @@
 
 Memory by address, dot products of bytes, and sums over a warp or a block.
 
-As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each word
-has two meanings, the instruction for the card and a twin in Python for Numba's simulator, where an address is one of
-the host's and a lane is a greenlet (tests/support/simulated.py). A warp of the simulator may be smaller, which makes it
+As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each
+function exists twice, as instructions for the card and as Python for Numba's simulator, where an address is one of the
+host's and a lane is a greenlet (tests/support/simulated.py). A warp of the simulator may be smaller, which makes it
 faster: kernels take its size from WARP.
 """
 
@@ -22,13 +22,13 @@ if SIMULATED:
     from numba.cuda.simulator import kernel as simulator
 
     class RunningKernel:
-        """`cuda` as device functions see it: as the kernel does that is running."""
+        """The module `cuda` as device functions see it: that of the kernel which is running."""
 
         def __getattr__(self, name):
             return getattr(simulator._get_kernel_context(), name)
 
     def device(function):
-        """Make a function that kernels call; needed where it says `cuda`.
+        """Make a function that kernels call; needed for functions that use `cuda`.
 
         Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
         when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
@@ -180,7 +180,7 @@ else:
                 variable.linkage = "internal"
 
     class DeviceFunction(CUDADispatcher):
-        """A function that kernels call. No card is asked for, as Numba would: what it makes is the same for all."""
+        """A function that kernels call. Unlike Numba's, it asks for no card: its code is the same for all."""
 
         def compile_device(self, arguments, return_type=None):
             if arguments not in self.overloads:
@@ -264,7 +264,7 @@ else:
         return types.void(types.int64, *[types.float32] * 4), code
 
     def assembly(text, constraints, result, *kinds, volatile=False):
-        """Make a function that is some instructions of PTX; `volatile`: which stay where they are."""
+        """Make a function that is some instructions of PTX; `volatile`: they are neither moved nor removed."""
 
         def code(context, builder, signature, arguments):
             llvm = [context.get_value_type(kind) for kind in kinds]

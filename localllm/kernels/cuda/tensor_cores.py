@@ -1,12 +1,12 @@
 """Products of small matrices of float16 on tensor cores, summed in float32.
 
-Mma.sync.m16n8k16, or twice k8.
+The instruction is mma.sync.m16n8k16, or two of m16n8k8.
 
 All lanes of a warp hold pieces of the matrices, two numbers of float16 in an int32, as the PTX ISA says (9.7.14.5.8).
 With g = lane / 4 and t = lane % 4, and step and tile counting pieces of 16 and of 8:
 - A [16, 16 * steps]: words step * 4 + r: row g + r % 2 * 8, columns step * 16 + r / 2 * 8 + 2 t and the next one;
 - B [8 * tiles, 16 * steps], which is multiplied transposed, in shared memory: rows of `stride` words, which is 4 more
-  than a multiple of 8, so that lanes meet in no bank; a lane reads from g * stride + t on;
+  than a multiple of 8, so that lanes have no bank conflicts; a lane reads from g * stride + t on;
 - C [16, 8 * tiles], float32: tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2.
 So what C is, packed, is A: weights go from scores to values without leaving their registers.
 """

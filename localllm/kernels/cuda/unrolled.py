@@ -70,7 +70,7 @@ else:
 
     def calls(count, function, result):
         def typed(*arguments):
-            """Return the types of the function's arguments, and the word's."""
+            """Return the types of the arguments of one call, and of the result."""
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
             taken = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
 
@@ -165,5 +165,5 @@ else:
 
 
 def common(sums, weights, values):
-    """Return the columns, of the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
+    """Return the length of `columns` from the sizes of [rows, columns], [others, rows] and [others, columns]."""
     return round((sums * values / weights) ** 0.5)

@@ -43,7 +43,7 @@ flags_16 = make_flags(16)
 
 
 def nibbles(at, block_bytes):
-    """Return the codes of eight blocks that hold 16 bytes of nibbles each, and of two."""
+    """Make functions that read the codes of eight blocks, and of two, with 16 bytes of nibbles each."""
 
     @device
     def codes(address):

@@ -1,6 +1,6 @@
 """IQ1_S and IQ1_M: a grid of -1, 0 and 1, shifted by 1/8 up or down, which takes the place of a minimum.
 
-The int8 kernels get both in eighths.
+The int8 kernels get the grid's values and the shift in units of 1/8.
 """
 
 import numpy as np
@@ -110,7 +110,7 @@ def iq1_s_codes(address):
 
 @device
 def iq1_s_scales(address):
-    """Compute d / 8 * (1 + 2 * scale); in their bytes, the scales count 16 times."""
+    """Compute d / 8 * (1 + 2 * scale); the scales' bits, read as they lie in their bytes, are 16 times as large."""
     scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
     return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
 

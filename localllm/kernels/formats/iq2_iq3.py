@@ -83,14 +83,14 @@ def unpacker(grid, group, row, signs, scale):
 
 
 def word_signs(at, apart):
-    """Return the signs of octets whose sign codes are four to a word of 32 bits, the words so many bytes apart."""
+    """Return the signs of octets whose sign codes are four to a word of 32 bits; words are `apart` bytes apart."""
     return device(
         lambda block, octet: eight_signs(load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
 def word_scales(at, apart, factor):
-    """Compute d * (scale + 1/2) * factor of runs whose scales are the topmost 4 bits of such words."""
+    """Compute d * (scale + 1/2) * factor of runs; a scale is the topmost 4 bits of a word, `apart` bytes apart."""
     half, by = np.float32(0.5), np.float32(factor)
     return device(
         lambda block, run: load_f16(block) * (half + np.float32(load_u32(block + at + apart * run) >> 28)) * by

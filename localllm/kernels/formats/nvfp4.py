@@ -46,7 +46,7 @@ def scales(builder, address):
 
     127 is zero; the top bit of others is ignored.
 
-    Moved to the bits of a float16 such a float is 2 ** 8 times too small, also a subnormal one.
+    The bits of such a float, moved to those of a float16, give a number 2 ** 8 times too small, subnormal or not.
     """
     words = ir.Constant(ir.VectorType(I32, 4), None)
     for block in range(4):

@@ -70,9 +70,9 @@ def two_bit_codes(at):
 
 
 def multiplied(format):
-    """Return the format as dot products want it.
+    """Return the format with the codes that dot products take.
 
-    If those are of signed bytes, large codes are less by 128, and the offset.
+    If they multiply signed bytes, 128 is subtracted from large codes and from their offset.
     """
     if format.largest < 128 or format.minimums or not wants_signed_codes():
         return format

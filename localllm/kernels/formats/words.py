@@ -81,7 +81,7 @@ def pairs_of_bits(builder, words, run):
 
 
 def q2_k(builder, address, _) -> Iterator[Codes]:
-    """Decode of each half two bits of four runs in 32 bytes, where they are: 1, 4, 16 and 64 times as large."""
+    """Yield words of Q2_K: for each half, two bits of four runs in 32 bytes, not shifted: times 1, 4, 16 and 64."""
     for half in (0, 1):
         even = load_words(builder, address, Q2.codes[0].at + 32 * half)
         odd = moved(builder, even, -8)
@@ -90,7 +90,7 @@ def q2_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q3_k(builder, address, _) -> Iterator[Codes]:
-    """Decode two bits as of Q2_K, with bit `run` of 32 bytes that all runs share."""
+    """Yield words of Q3_K: two bits as in Q2_K, with bit `run` of 32 bytes that all runs share."""
     bits = load_words(builder, address, Q3.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q3.codes[0].at + run // 4 * 32)
@@ -99,7 +99,7 @@ def q3_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q4_k(builder, address, _) -> Iterator[Codes]:
-    """Decode runs, two of which share 32 bytes: low nibbles, high nibbles."""
+    """Yield words of Q4_K: of each two runs that share 32 bytes, the low nibbles, then the high nibbles."""
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
         nibbles = nibbles_of(builder, words)
@@ -108,7 +108,7 @@ def q4_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q5_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q5_K: as of Q4_K, with bit `run` of 32 bytes that all runs share."""
+    """Yield words of Q5_K: as in Q4_K, with bit `run` of 32 bytes that all runs share."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)
@@ -117,7 +117,7 @@ def q5_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q6_k(builder, address, _) -> Iterator[Codes]:
-    """Decode of each half the nibbles of two runs in 32 bytes, and two bits of four runs in 32 others."""
+    """Yield words of Q6_K: for each half, nibbles of two runs in 32 bytes, and two bits of four runs in 32 others."""
     for half in (0, 1):
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)
         for run in range(4):

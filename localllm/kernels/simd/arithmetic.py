@@ -138,7 +138,7 @@ def sqrt_f32x16(builder, x):
 
 
 def larger_size(builder, x, y):
-    """Return the larger of two floats without sign in each lane; NaN if one is.
+    """Return the larger of two non-negative floats in each lane; NaN if one is.
 
     They are compared as integers, of which NaN is larger than infinity.
     """
@@ -149,7 +149,7 @@ def larger_size(builder, x, y):
 
 @operation(types.float32, f32x16, f32x16)
 def largest_size_f32x16(builder, x, y):
-    """Return the largest size of all numbers in x and y; NaN if one of them is."""
+    """Return the largest magnitude of all numbers in x and y; NaN if one of them is."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
     sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
     return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
@@ -157,7 +157,7 @@ def largest_size_f32x16(builder, x, y):
 
 @operation(f32x16, f32x16, types.float32)
 def keep_below_f32x16(builder, x, limit):
-    """Return x, NaN where its size is not below the limit."""
+    """Return x, with NaN where its magnitude is not below the limit."""
     size = llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
     below = builder.fcmp_ordered("<", size, splat_value(builder, f32x16.llvm, limit))
     return builder.select(below, x, constant_like(x, math.nan))
@@ -261,7 +261,10 @@ def as_pairs(builder, low, high):
 
 
 def make_terms(offset):
-    """Return an intrinsic: lanes 2 i hold -offset * signed bytes 2 i and 2 i + 1, in 16 bits each, others `scale`'s."""
+    """Return an intrinsic (value, scale) -> lanes.
+
+    Even lanes 2 i are -offset * signed bytes 2 i and 2 i + 1, in 16 bits each; odd lanes are those of `scale`.
+    """
 
     @operation(f32x16, u8x16, f32x16)
     def terms(builder, value, scale):
@@ -277,7 +280,7 @@ def make_terms(offset):
 def nibbles_f32x16(builder, codes, bit, scale, minimum):
     """Compute scale * code + minimum, rounded once, of four-bit codes from bit `bit` of each byte.
 
-    AVX-512 looks them up among the 16 that there are, by the lowest four bits of a lane.
+    AVX-512 looks them up in a table of all 16 results, by the lowest four bits of a lane.
     """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
@@ -332,7 +335,7 @@ def store_nibbles(builder, address, low, high):
 
 
 def make_butterfly(distance):
-    """Return an intrinsic: of lanes so far apart, the sum becomes the first one, the difference the second."""
+    """Return an intrinsic: of two lanes `distance` apart, the first becomes the sum, the second the difference."""
     lanes = range(16)
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 

@@ -80,7 +80,7 @@ def bytes_of(builder, value):
 def make_gather_f16(stride, times=1):
     """Return an intrinsic address -> f32x8.
 
-    The float16 numbers at address, address + stride, ..., each so many times.
+    The float16 numbers at address, address + stride, ..., each repeated `times` times.
     """
 
     def gather(builder, address):
@@ -370,7 +370,7 @@ def make_lookup(*table):
 
 
 def make_nibble_values(values):
-    """Return an intrinsic (codes, bit) -> as floats what the four-bit codes from bit `bit` of each byte name."""
+    """Return an intrinsic (codes, bit) -> the values, as floats, of the four-bit codes at bit `bit` of each byte."""
 
     def named(builder, codes, bit):
         codes = builder.lshr(codes, splat_value(builder, u8x16.llvm, builder.trunc(bit, I8)))

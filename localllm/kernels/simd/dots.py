@@ -113,7 +113,7 @@ def dot_neon_16(builder, accumulator, x, y):
 def dot_neon_unsigned(builder, accumulator, unsigned, signed):
     """Multiply unsigned bytes less 128 as signed ones.
 
-    128 times the others, which many rows share, are added again.
+    128 times the sum of the signed ones, which many rows share, is added again.
     """
     less = builder.xor(unsigned, constant_like(unsigned, 128))
     others = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)

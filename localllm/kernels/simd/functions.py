@@ -85,11 +85,10 @@ def tanh_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def erf_f32x16(x):
-    """Compute erf x, wrong by 3e-7 at most: 1 - (a t + ...
+    """Compute erf x, wrong by 3e-7 at most.
 
-    + e t^5) e ** -x^2 with t = 1 / (1 + p |x|), and the sign of x.
-
-    Source: Abramowitz and Stegun 1964, 7.1.26.
+    It is 1 - (a t + ... + e t^5) e ** -x^2 with t = 1 / (1 + p |x|), and the sign of x. Source: Abramowitz and Stegun
+    1964, 7.1.26.
     """
     size, one = abs_f32x16(x), splat_f32x16(1.0)
     t = reciprocal_f32x16(fma_f32x16(size, splat_f32x16(0.3275911), one))

@@ -1,4 +1,4 @@
-"""Floats of 16 bits to those of 32 and back, as LLVM instructions: for a scalar, or for each lane of a vector.
+"""Conversion between 16-bit and 32-bit floats, as LLVM instructions: for a scalar, or for each lane of a vector.
 
 The 16 bits go in and out as integers. For float16 most CPUs have instructions; for the others LLVM would call functions
 that are not there when kernels are loaded.
@@ -12,7 +12,7 @@ I16, I32, F16, F32 = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType
 
 
 def like(value, element):
-    """Return the type of a value with other elements: a vector of as many, or a scalar."""
+    """Return a value's type with another element type: a vector of as many elements, or a scalar."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
@@ -50,8 +50,8 @@ def widen_half(builder, bits):
 def widen_half_anywhere(builder, bits):
     """Convert float16 to float32 without an instruction for it.
 
-    With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
-    Infinity and NaN are those with the largest exponent.
+    Exponent and fraction, moved to their new places, give a number 2 ** 112 times too small, subnormal or not. Infinity
+    and NaN are those with the largest exponent.
     """
     wide = builder.zext(bits, like(bits, I32))
     size = builder.and_(wide, constant_like(wide, 0x7FFF))

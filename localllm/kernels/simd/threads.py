@@ -35,7 +35,7 @@ def atomic_replace(builder, address, expected, value):
 def cpu_pause(builder):
     """Tell the core that this is a waiting loop.
 
-    An ARM takes its time for a barrier, and none for what is a hint.
+    On ARM this is a barrier, which takes time: the hint instruction takes none there.
     """
     if "sse2" in this_lane().features:
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])

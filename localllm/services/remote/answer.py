@@ -83,7 +83,7 @@ class RemoteAnswer:
 
     @classmethod
     def of(cls, choice: object, usage: object, is_compact: bool = False) -> "RemoteAnswer":
-        """Parse one choice of a response; is_compact: as of Streaming."""
+        """Parse one choice of a response; is_compact: see Streaming."""
         choice = json_object(choice)
         message = json_object(choice.get("message"))
         text = str(message.get("content") or choice.get("text") or "")

@@ -33,7 +33,7 @@ class Filter:
     ignored: bool = False
 
     def selects(self, path: str, is_folder: bool) -> bool:
-        """Return whether a path below a searched folder is selected; folders are if they may be entered."""
+        """Return whether to include a file below a searched folder, or to search a folder below it."""
         name = os.path.basename(path)
         if name.startswith(".") and not self.hidden:
             return False

@@ -14,7 +14,7 @@ class Folders:
     """The folders that the user allows.
 
     Attributes:
-        roots: absolute paths without symbolic links; relative names are of the first one.
+        roots: absolute paths without symbolic links; relative names are relative to the first one.
     """
 
     def __init__(self, paths: Sequence[str]):

@@ -229,7 +229,7 @@ def text_of(part: Mapping[str, object]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of an error, in a group of the first one, in one line."""
+    """Return the message of an error, or of the first error in a group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split())[:200] or type(error).__name__

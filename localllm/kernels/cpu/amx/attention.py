@@ -146,7 +146,7 @@ def make_many(load_key, load_value):
 
 @device
 def start(tiles):
-    """Prepare to use tiles; their emulation is in front of those of keys and values."""
+    """Configure the tile registers; without AMX, their emulation lies just before `tiles`."""
     configure(tiles - TILE_REGISTERS)
 
 

@@ -1,14 +1,14 @@
 """y = W x in BF16 tiles, for weights of any format: prefill on CPUs with AMX.
 
-A slab of 32 rows and up to 256 columns of W is unpacked, with its scales, by the format's own kernel, once for all
-tokens of the run; then nothing is left to scale. TILE_SLABS of them, from as many rows, wait in the second cache, 16 KB
-each (32 in two planes), while panels of tokens pass by, those of a slab's columns in one piece: 16 tokens are 8 KB. Two
-panels at a time stay in the first cache until all slabs have met them: tokens come from the last cache once for 256
-rows, not for 32, which took a third of the time (512 tokens, Emerald Rapids). Sums wait in the second cache from column
-to column, 128 bytes for a token and slab; after the last one they are turned around, to rows of y.
+A slab of 32 rows and up to 256 columns of W is unpacked and multiplied with its scales by the format's own kernel, once
+for all tokens of the run. TILE_SLABS slabs, of as many groups of rows, stay in the L2 cache, 16 KB each (32 in two
+planes), while the panels of tokens for their columns are read one after the other: 16 tokens are 8 KB. Two panels at a
+time stay in the L1 cache until they are multiplied with all these slabs: so tokens are read from the L3 cache once for
+256 rows, not for 32, which took a third of the time (512 tokens, Emerald Rapids). Sums stay in the L2 cache from one
+range of columns to the next, 128 bytes per token and slab; after the last one they are transposed to rows of y.
 
-Fewer tokens than pay go to the kernel that reads rows as decode does. One kernel serves all formats: the formats' own
-ones only unpack.
+Runs of few tokens use the kernel that reads rows as decode does. One kernel serves all formats: the formats' own
+kernels only unpack.
 """
 
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
@@ -41,7 +41,7 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 def places(scratch):
     """Return the addresses of a thread's buffers.
 
-    Weights, sums, a tile that is turned around, UNPACK's arguments, a row, registers.
+    They hold weights, sums, a transposed tile, UNPACK's arguments, a row, and registers.
     """
     sums = scratch + TILE_SLABS * SLAB_BYTES
     turned = sums + TILE_SLABS * SUMS_BYTES
@@ -132,7 +132,7 @@ def make_fetch(product):
 
 
 def make_finish(product):
-    """Make a function that hands out the sums of some tokens, from token `first` on."""
+    """Make a function that writes the sums of some tokens to y, from token `first` on."""
 
     @device
     def finish(a, row, first, tokens, sums, turned):

@@ -1,9 +1,9 @@
-"""Activations as right operands of tile products: made once for all the matrices that they meet.
+"""Activations as right operands of tile products: packed once for all matrices that they are multiplied with.
 
 A panel is 16 tokens: [column / TILE_SLAB][panel][high and low plane][32 columns][16 pairs of columns][16 tokens][2]. So
-the activations that a slab of weights meets are contiguous. Tokens and columns that there are not are copies of the
-last token, and zeros. With experts, whose rows begin anywhere, number i of those that have rows begins with panel i +
-first row // 16: that leaves each of them as many panels as it needs.
+the activations for a slab of weights are contiguous. Missing tokens are copies of the last one, missing columns are
+zeros. With experts, whose rows may begin at any row, the i-th expert with rows begins at panel i + first row // 16,
+which leaves every expert as many panels as it needs.
 """
 
 from localllm.kernels.arguments import EXPERT, PACK

@@ -1,6 +1,7 @@
 """The layout of a slab of weights as BF16 tiles: 32 rows of up to TILE_SLAB columns.
 
-[2 times 16 rows][high and low plane][32 columns][16 rows][32], so tiles are in one piece, and rows of them a line.
+[2 times 16 rows][high and low plane][32 columns][16 rows][32], so each tile is contiguous, and each of its rows is one
+cache line.
 """
 
 from localllm.kernels.cpu import TILE_SLAB

@@ -5,15 +5,16 @@ numbers in BF16 with 32 rows of 16, of which the latter lie as pairs: [16 pairs]
 number i + 2 * j those of left operand i, in tile 4 or 5, and right operand j, in tile 6 or 7: so every operand that is
 loaded is used twice.
 
-Weights are left operands, rows as they are. Tokens are right operands, packed once for all matrices that they meet.
+Weights are left operands, rows as they are. Tokens are right operands, packed once for all matrices that they are
+multiplied with.
 
 A number in BF16 has 8 bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean square).
-Where more is asked for, numbers have two planes, the second being what the first leaves over, and three of the four
-products are added: an error of 1.4e-11 for three times the work.
+Where more precision is needed, numbers have two planes, the second of which holds the rounding error of the first, and
+three of the four products are added: an error of 1.4e-11 for three times the work.
 
 Elsewhere the same functions work on `registers`, 8 KB of memory, where they compute what the instructions do, except
-for subnormal numbers, which those take for zero. That is for tests: it is slow. Instructions and numbers: Intel 64 and
-IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS, LDTILECFG.
+for subnormal numbers, which the instructions treat as zero. The emulation is slow, and used for tests only.
+Instructions and numbers: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS, LDTILECFG.
 """
 
 from itertools import product
@@ -67,9 +68,10 @@ def load_configuration(builder, address):
 
 @device
 def configure(registers):
-    """Make all tiles 16 rows of 64 bytes. `registers`: TILE_REGISTERS bytes, the last 64 to configure from.
+    """Make all tiles 16 rows of 64 bytes.
 
-    The same part of a step releases them: so no thread waits with tiles in use, which the system would have to save.
+    registers: TILE_REGISTERS bytes, the last 64 of which hold the configuration. The tiles are released in the same
+    part of a step, so that no thread waits with tiles in use, which the system would have to save.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -171,7 +173,7 @@ def make_multiply(left, right):
 
 @operation(f32x16, int64)
 def first_of_pair(builder, address):
-    """Return the BF16 number there in every lane."""
+    """Return the BF16 number at an address in every lane."""
     return splat_value(builder, f32x16.llvm, widen_bf16(builder, load_value(builder, address, I16)))
 
 
@@ -206,8 +208,9 @@ def emulated_product(c, x, y):
 def make_products(left, right, exact):
     """Make a function that adds products over `steps` times 32 columns to the sums.
 
-    Left operands: `x` is where the first tile is, the next one `x_apart` bytes after, rows `x_stride` and columns
-    `x_step` apart, the low plane `x_low` after the high one. Right operands: the same, whose tiles lie in one piece.
+    Left operands: `x` is the address of the first tile; the next tile is `x_apart` bytes later; rows are `x_stride` and
+    columns `x_step` bytes apart; the low plane is `x_low` bytes after the high one. Right operands: likewise, but with
+    contiguous tiles.
     """
     load_left, load_right = make_load((LEFT, LEFT + 1)[:left]), make_load((RIGHT, RIGHT + 1)[:right])
     multiply = make_multiply(left, right)

@@ -104,7 +104,7 @@ def bits_of(a, token, kv_head):
 
 @device
 def sees_none(a, token, kv_head):
-    """Return whether keys were to be chosen for a token, and none was."""
+    """Return whether keys are selected for a token, and none of them was."""
     if argument(a, ATTEND.chosen) == 0:
         return False
     bits, position = bits_of(a, token, kv_head), load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -164,7 +164,7 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
 
 @device
 def write_row(a, row, group, kv_head, output, total, top):
-    """Normalize a finished row into the output; `top`: its maximum, to the power of 2."""
+    """Normalize a finished row into the output; `top`: the logarithm to base 2 of its maximum."""
     weight, head_dim = sum_f32x16(total), argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
     if argument(a, ATTEND.logs) == 1:
@@ -229,7 +229,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 
 @device
 def place_of(table, key):
-    """Return the number of the place where a key is."""
+    """Return the cache slot of a key."""
     return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
@@ -326,7 +326,7 @@ def make(format_name, many=IN_FLOAT32):
 
 @device
 def merge_head(a, token, head, group, value_dim, output):
-    """Put the parts of a token's head together."""
+    """Merge the parts of a token's head."""
     top, total = splat_f32x16(LOWEST), zero_f32x16()
     slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
     for split in range(splits):
@@ -343,7 +343,7 @@ def merge_head(a, token, head, group, value_dim, output):
 
 @kernel
 def merge(a, part, parts, thread):
-    """Put the parts of split contexts together; same arguments as `attend`."""
+    """Merge the parts of split contexts; same arguments as `attend`."""
     tokens, heads = load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
     group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
     output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)

@@ -1,13 +1,13 @@
 """The KV cache's formats of a head of a token: F32, F16, BF16, or Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and IQ4_NL as in GGML.
 
 F32, F16 and BF16 are padded to 16 dimensions, the others to blocks of 32. Q8_0: a float16 scale, then 32 signed bytes.
-Q4_0: a float16 scale, then 16 bytes, whose low halves are codes of the first 16 numbers, their high halves of the
-others; a number is scale * (code - 8). Q4_1: a float16 minimum after the scale; a number is scale * code + minimum.
-Q5_0 and Q5_1: as these, with 4 bytes of fifth bits before the 16, and scale * (code - 16). IQ4_NL: as Q4_0, but a
-number is scale * IQ4_VALUES[code]. Each is rounded to float32 once at most.
+Q4_0: a float16 scale, then 16 bytes, whose low halves are the codes of the first 16 numbers, and the high halves those
+of the others; a number is scale * (code - 8). Q4_1: a float16 minimum after the scale; a number is scale * code +
+minimum. Q5_0 and Q5_1: as these, with 4 bytes of fifth bits before the 16, and scale * (code - 16). IQ4_NL: as Q4_0,
+but a number is scale * IQ4_VALUES[code]. Each is rounded to float32 once at most.
 
-What cannot be kept as a finite number is kept as NaN, in blocks the whole block: a score of minus infinity would look
-like that of a key which is masked.
+A number that is not finite in the format becomes NaN (with blocks, the whole block), because a score of minus infinity
+would look like that of a masked key.
 
 Two functions each, with the address `head` of a head: `load(head, d)` gives dimensions d to d + 15 as float32, d a
 multiple of 16; `store(head, x, head_dim)` keeps the float32 numbers at x, and zeros for the padding.
@@ -159,7 +159,7 @@ def clamped(codes, top):
 
 
 def make_symmetric(block_bytes, centre, store_codes):
-    """Return the function that stores Q4_0 or Q5_0; the number of the largest size becomes code 0.
+    """Make the function that stores Q4_0 or Q5_0; the number of largest magnitude becomes code 0.
 
     The scale then has the other sign, because codes go down to -centre.
     """
@@ -220,7 +220,7 @@ def load_iq4_nl(head, d):
 
 @device
 def store_iq4_nl(head, x, head_dim):
-    """Store IQ4_NL as GGML does: the number of the largest size is near -127, the scale by least squares.
+    """Store IQ4_NL as GGML does: the number of largest magnitude is near -127, the scale by least squares.
 
     The squares are weighted by the squares of the numbers.
     """

@@ -1,4 +1,4 @@
-"""Keys or values out of the KV cache, as float32 rows."""
+"""Read keys or values from the KV cache as float32 rows."""
 
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.attention.cache_store import make_pass

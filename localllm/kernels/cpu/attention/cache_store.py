@@ -1,4 +1,4 @@
-"""Stores keys or values in the KV cache, at the places of their tokens."""
+"""Store keys or values in the KV cache, in the slots of their tokens."""
 
 from localllm.kernels.arguments import PAGE, SEQUENCE, STORE
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
@@ -8,7 +8,7 @@ from localllm.kernels.simd import load_i64
 
 @device
 def place_of(a, token):
-    """Return the cache place of a token of the run."""
+    """Return the cache slot of a token of the run."""
     sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
     position = load_i64(argument(a, STORE.positions) + token * 8)
     return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE

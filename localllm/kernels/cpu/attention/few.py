@@ -1,11 +1,12 @@
 """Attention of few rows, scores = q k^T and output += weights v, straight from the cache.
 
-Four rows share each vector of keys or values, which lies along the head dimension; two vectors at a time are a block of
-32 numbers of the types that have one scale for it. Arrays of rows are padded to whole
-tiles of four; the padding of q is zero, and its results are not used.
+Four rows share each vector of keys or values, which lies along the head dimension; two vectors are a block of 32
+numbers, in the types that have a scale per block. Arrays of rows are padded to whole tiles of four; the padding of q is
+zero, and its results are not used.
 
-Keys and values are two streams from memory: while the keys of a block are multiplied its values are asked for, and
-then the keys of the next block. Two cores of a Zen 4 read a float16 cache at 34 GB/s so (of 37), at 20 without.
+Keys and values are two streams from memory: while the keys of a block are multiplied, its values are prefetched, and
+then the keys of the next block. Two cores of a Zen 4 read a float16 cache at 34 GB/s this way (of 37), and at 20
+without prefetching.
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
@@ -30,7 +31,7 @@ def make_few(load_key, load_value):
 
     @inlined
     def products(q, padded, key):
-        """Return a key times four rows, not yet added up along the head dimension."""
+        """Multiply a key with four rows; return the products, not yet summed along the head dimension."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
             tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))

@@ -1,11 +1,11 @@
 """The plan of a run's attention: a list of units, made once for all layers with the same shape.
 
 A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
-there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
-A sequence's result depends only on the sequence, so its attention is the same alone and among others, as long as
-there are no more than SPLIT_TOKENS tokens to split contexts for. And a token gets the same bits alone and among some of
-its own sequence, as long as they are FEW_TOKENS at most: its rows meet the same kernel, and parts begin at multiples of
-their length, which is another only at a few lengths of a context.
+there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py. A
+sequence's result depends only on the sequence, so its attention is the same alone and among others, as long as there
+are no more than SPLIT_TOKENS tokens to split contexts for. A token also gets the same bits alone and together with
+others of its sequence, if those are at most FEW_TOKENS: its rows use the same kernel, and parts begin at multiples of a
+length that changes only at a few context lengths.
 """
 
 from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT

@@ -38,7 +38,7 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """Subtract slope * |distance|, to the power of 2; `distance` is the first key's, the next are nearer."""
+    """Subtract slope * |distance| as exponents of 2; `distance`: the first key's, which then decreases."""
     lanes = distances()
     for i in range(0, keys, 16):
         away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)

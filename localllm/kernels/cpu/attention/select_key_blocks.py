@@ -23,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def product(q, row, columns):
-    """Compute q k, both padded."""
+    """Compute q k, both padded to whole vectors."""
     products = zero_f32x16()
     for d in range(0, columns * 4, 64):
         products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
@@ -35,7 +35,7 @@ def make_score_all(load_key):
 
     @device
     def score_all(a, table, q, columns, count, scores):
-        """Return the largest product of each head and block; whether all products are numbers."""
+        """Store the largest product of each head and block; return whether all products are finite."""
         heads, block, finite = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block), True
         row, blocks, key_bytes = (
             q + heads * columns * 4,

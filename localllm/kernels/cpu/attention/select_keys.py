@@ -1,8 +1,8 @@
 """Selection of the keys a token sees (lightning indexer of DeepSeek-V3.2, 2025), from the cache.
 
-Scratch: a token's queries and a key, padded to 16 numbers, then how often there is each digit, int64, then scores.
-A token with no more blocks of keys than are to be chosen sees all of them, and no score is computed. Otherwise its
-scores are made in float32, and the smallest that is chosen is found among them by its digits, of 8 bits each.
+Scratch: a token's queries and a key, padded to 16 numbers, then a count for each digit, int64, then scores. A token
+with no more blocks of keys than are selected sees all of them, and no score is computed. Otherwise its scores are
+computed in float32, and the smallest selected one is found digit by digit, of 8 bits each.
 """
 
 from numba import float32
@@ -39,7 +39,7 @@ def ordered(address):
 
 @device
 def least_chosen(scores, count, most, digits):
-    """Return the ordered number of the smallest of the `most` largest scores, and how many with it are selected."""
+    """Return the smallest of the `most` largest scores, ordered, and how many equal to it are selected."""
     found, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):

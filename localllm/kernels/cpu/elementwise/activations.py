@@ -176,7 +176,7 @@ def clamped(x, limit):
 
 @inlined
 def rooted(x, least):
-    """Compute 0 times x where it is 0, or no number."""
+    """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0, NaN where x is not finite."""
     root, nothing = sqrt_f32x16(max_f32x16(abs_f32x16(x), splat_f32x16(least))), zero_f32x16()
     below = where_above_zero(nothing - x, nothing - root, nothing * x)
     return if_finite_f32x16(where_above_zero(x, root, below), x)

@@ -1,4 +1,4 @@
-"""Sums over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and texts."""
+"""Sums over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and pooled texts."""
 
 from numba import float32
 
@@ -9,7 +9,7 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x1
 
 @device
 def add_four(x, stride, tokens, sums):
-    """Add 64 columns: four independent sums hide the latency of one."""
+    """Add x^2 over the tokens to the sums of 64 columns: four independent sums hide the latency of one."""
     s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
     s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
     for _ in range(tokens):
@@ -25,7 +25,7 @@ def add_four(x, stride, tokens, sums):
 
 @device
 def add_one(x, stride, tokens, sums):
-    """Add 16 columns."""
+    """Add x^2 over the tokens to the sums of 16 columns."""
     total = load_f32x16(sums)
     for _ in range(tokens):
         v = load_f32x16(x)

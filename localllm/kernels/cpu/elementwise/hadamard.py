@@ -27,7 +27,7 @@ def within_vectors(x, y, columns, block, factor):
 
 @device
 def across_vectors(y, columns, distance):
-    """Compute the butterflies of numbers `apart`, a multiple of 16, away from each other."""
+    """Compute the butterflies of numbers that are `distance` apart, a multiple of 16."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
             u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)
@@ -37,7 +37,7 @@ def across_vectors(y, columns, distance):
 
 @kernel
 def hadamard(a, part, parts, thread):
-    """Compute y = x, each `block` columns times a Hadamard matrix."""
+    """Compute y = x, with each `block` columns multiplied by a Hadamard matrix."""
     columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
     factor, tokens = float32(1.0 / sqrt(block)), load_i64(argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):

@@ -1,4 +1,4 @@
-"""Tokens as numbers, and which rows of a table they and those before them are hashed to."""
+"""Hash tokens and their predecessors to rows of a table."""
 
 from numba import float32
 

@@ -1,4 +1,4 @@
-"""Gates, sums and mixtures of parts of a row: heads, or streams side by side.
+"""Operations on parts of a row (heads, or residual streams side by side): gates, sums, weighted sums.
 
 A part need not be a multiple of 16 columns.
 """
@@ -40,7 +40,7 @@ def multiply_heads(a, part, parts, thread):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is not a number."""
+    """Compute y = the softmax of a line of x, plus epsilon; NaN if a number is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = load_f32(x + j * 4)
@@ -56,7 +56,7 @@ def softmax_of_line(x, y, size, epsilon):
 
 @kernel
 def softmax(a, part, parts, thread):
-    """Compute y = e^x / the sum of them, of each row."""
+    """Compute y = the softmax of each row of x."""
     columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
@@ -65,7 +65,7 @@ def softmax(a, part, parts, thread):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide numbers `along` bytes apart by their sum and epsilon, in lines that are `across` bytes apart."""
+    """Divide each line's numbers by their sum plus epsilon; numbers are `along` bytes apart, lines `across`."""
     for i in range(size):
         total = epsilon
         for j in range(size):

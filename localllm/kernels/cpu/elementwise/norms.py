@@ -1,6 +1,6 @@
-"""Norms: rows, or groups of their columns, divided by their size.
+"""Norms (RMS norm and layer norm) of rows, or of groups of their columns.
 
-A group need not be a multiple of 16 columns, and y may be x, so nothing but the group is touched.
+A group need not be a multiple of 16 columns, and y may be x, so no memory outside of the group is touched.
 """
 
 from math import sqrt

@@ -110,7 +110,7 @@ def replace_ids(a, part, parts, thread):
 
 @device
 def copy(x, y, columns):
-    """Copy exactly `count` numbers."""
+    """Copy exactly `columns` numbers."""
     for i in range(0, columns - 15, 16):
         store_f32x16(y + i * 4, load_f32x16(x + i * 4))
     for i in range(columns // 16 * 16, columns):
@@ -119,7 +119,7 @@ def copy(x, y, columns):
 
 @kernel
 def slice_columns(a, part, parts, thread):
-    """Compute y = some columns of every group of x."""
+    """Compute y = some columns of every group of x, see SLICE_COLUMNS."""
     tokens, groups = load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
     count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -135,7 +135,7 @@ def slice_columns(a, part, parts, thread):
 
 @kernel
 def concat_heads(a, part, parts, thread):
-    """Compute y = columns of x and z, head by head."""
+    """Compute y = the columns of x and z, interleaved by head."""
     tokens, heads, shared = (
         load_i64(argument(a, CONCAT_HEADS.count)),
         argument(a, CONCAT_HEADS.heads),

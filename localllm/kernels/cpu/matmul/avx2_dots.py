@@ -204,7 +204,7 @@ class Step:
 def make_add_runs(format, words, is_exact, minimums_after):
     """Return an intrinsic (totals, w, x, s, c, n, stride, runs).
 
-    It adds so many runs of 32 columns to totals f32 [TOKENS][16] in memory.
+    It adds `runs` runs of 32 columns to totals f32 [TOKENS][16] in memory.
 
     words: where the words of a run lie in its group of 64 or 256 columns (CHUNK_WORDS or GROUP_WORDS). is_exact: x is
     in words. s: scales of the rows, f32 [sub-blocks][16], and `minimums_after` bytes later their minimums, or both as a
@@ -246,7 +246,7 @@ def ones():
 
 
 def byte_mask():
-    """Return what leaves the even bytes."""
+    """Return a mask that keeps the even bytes."""
     return ir.Constant(ir.VectorType(I8, 32), [255, 0] * 16)
 
 

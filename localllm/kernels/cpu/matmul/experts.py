@@ -1,6 +1,6 @@
 """The experts' matrix products (routing.py chooses the rows).
 
-Rows of tokens for them, products, and back to the tokens.
+Gather rows by expert, multiply, and scatter the results back to the tokens.
 
 An expert's product is that of one matrix with its rows, which are contiguous: the kernel for one matrix does it, called
 with arguments of which the addresses are moved to the expert and its rows. So an expert with few rows reads its matrix
@@ -44,10 +44,10 @@ def put(arguments, place, value):
 
 
 def make_experts(product, own, most_is_address, finish=None):
-    """Make the kernel for a product whose declaration is `product`, by its own one.
+    """Make the experts' kernel from the kernel for one matrix, whose declaration is `product`.
 
-    most_is_address: whether the most tokens for the best precision are there as an address. finish(arguments, call,
-    expert, memory) changes more of the arguments `call`, and may use the memory.
+    most_is_address: whether the argument `most_precise` is an address. finish(arguments, call, expert, memory) changes
+    further arguments of `call`, and may use `memory`.
     """
     words = len(product)
 

@@ -3,10 +3,10 @@
 Words of 14 bits, of which the CPU multiplies and adds pairs.
 
 Twice as many products as of float32 go into an instruction: 512 tokens of a 1.2 B model take 0.64 of the time. 32
-columns of a token, a run, share a scale, and SLAB columns of a row of weights; so many products of words up to LARGEST
-just fit into 32 bits. Columns come in sixteens; where the last run has 16 of them, zeros follow. What rounding costs,
-3e-8 of a product's mean square for normally distributed numbers, is what rounding the activations alone to F16 would
-cost, as others have it.
+columns of a token, a run, share a scale, and SLAB columns of a row of weights; a sum of that many products of words up
+to LARGEST just fits into 32 bits. Columns come in sixteens; where the last run has 16 of them, zeros follow. What
+rounding costs, 3e-8 of a product's mean square for normally distributed numbers, is what rounding the activations alone
+to F16 would cost, as other programs do.
 
 Scratch: the words, [vector][pair of columns][16 rows][2]; the scales of the rows, [vector][16]; then 16 rows before
 they are transposed.

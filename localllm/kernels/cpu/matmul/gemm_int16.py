@@ -1,7 +1,7 @@
-"""A slab of a tile of rows with all tokens, in the weights' own codes.
+"""Multiply a slab of a tile of rows with all tokens, in the weights' own codes.
 
-It is used for so few tokens that both planes of the activations are multiplied; on CPUs that multiply words also for
-more tokens, and for codes of few bits in the high plane alone.
+It is used for so few tokens that both planes of the activations are multiplied. On CPUs that multiply words it is also
+used for more tokens, and for codes of few bits with the high plane alone.
 
 Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
 before they are transposed.
@@ -155,8 +155,8 @@ def make_precise_slab(format):
 def make_assembly_slab(format, is_exact):
     """Make the slab product of a CPU with HAS_AVX2_DOTS: of words of both planes if exact, of the high plane if not.
 
-    Two vectors of 16 rows meet the same tokens, one after the other: activations, which come from the second or third
-    cache, are read half as often (1.04 times as fast).
+    Two vectors of 16 rows are multiplied with the same tokens, one after the other: activations, which come from the
+    second or third cache, are read half as often (1.04 times as fast).
     """
     unpack_tile, fetch_next = make_unpack_tile(format), make_fetch_next(format.group_bytes)
     add_products = make_assembly_product(format, is_exact)

@@ -1,4 +1,4 @@
-"""A slab of a tile of rows with all tokens, for many of them: requantized weights, the activations' high plane.
+"""Multiply a slab of a tile of rows with many tokens: requantized weights, the activations' high plane.
 
 Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
 transposed.

@@ -49,7 +49,7 @@ RUN = 64  # bytes of 32 activations
 
 
 def has_words(name, tokens=1):
-    """Return whether rows of a format are multiplied so on this CPU, by one token or a few.
+    """Return whether rows of a format are multiplied as words on this CPU, by one token or a few.
 
     Products of codes up to 7 and bytes are added in 16 bits so often that 8 tokens of Q3_K take 0.83 of the time there;
     of Q2_K, which has minimums, 1.6.
@@ -253,7 +253,7 @@ def make_factors_of(format, rows):
 
 
 def make_rows_in_words(format, rows, tokens=1):
-    """Make a function (arguments, address of a row, bytes to the next, y, words, first token) for so many tokens.
+    """Make a function (arguments, address of a row, bytes to the next, y, words, first token) for `tokens` tokens.
 
     y, words: of the first token.
     """

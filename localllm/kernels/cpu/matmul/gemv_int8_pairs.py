@@ -32,7 +32,8 @@ class RowTotals:
     halves of the runs and one for the second. The rows' codes are mixed once so that dot products come in these lanes.
     Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are the
     bottleneck. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
-    products, and 41 in Q6_K; measured, in the caches: 39.5 and 44. What all tokens share takes 50 to 90.
+    products, and 41 in Q6_K; measured, in the caches: 39.5 and 44. The work that all tokens share takes 50 to 90
+    cycles.
     """
 
     def __init__(self, shape, rows, planes):
@@ -47,7 +48,7 @@ class RowTotals:
     def make_mix(self):
         @operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Pair rows' codes so that dot products have the first in the even lanes, the second in the odd ones."""
+            """Interleave rows' codes: dot products of a pair's first row in even lanes, of the second in odd ones."""
             words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]

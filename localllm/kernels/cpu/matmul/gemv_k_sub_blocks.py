@@ -1,10 +1,11 @@
 """Two rows of Q2_K or Q3_K times one token, with a lane of four bytes for each sub-block (AVX-512 VNNI).
 
-Striped codes have two lanes of every vector for a run of 32 columns: a sub-block of 16 is in both, and halves of runs
-have sums of their own, to be shuffled. Here a sub-block is one lane in all four vectors, so that sums come as scales
-are multiplied with them, and bytes only move among 16, as they lie in the file (formats/sub_blocks.py). For that each
-part of a product puts the activations in this order first. From the second-level cache, one core of a Zen 4 reads Q2_K
-at 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
+Striped codes have two lanes of every vector for a run of 32 columns: a sub-block of 16 is in both, and each half of a
+run has its own sums, which have to be shuffled. Here a sub-block is one lane in all four vectors, so that sums are in
+the lanes of their scales, and codes move only within groups of 16 bytes, as they lie in the file
+(formats/sub_blocks.py). For that, each part of a product first puts the activations in this order. From the
+second-level cache, one core of a Zen 4 reads Q2_K at 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns),
+against 12.6 and 13.3 striped.
 """
 
 from llvmlite import ir

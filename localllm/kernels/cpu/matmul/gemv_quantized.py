@@ -1,8 +1,8 @@
 """The dot products of one to four rows of block-quantized weights with a few tokens: decode and small batches.
 
-A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one, memory speed is the
-limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one: y =
-sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
+A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one token, memory speed
+is the limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one:
+y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
 """
 
 from numba import types

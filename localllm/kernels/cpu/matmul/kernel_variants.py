@@ -23,7 +23,7 @@ FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return up to how many tokens the decode kernels multiply rows of `columns` weights.
+    """Return the most tokens for which the decode kernels multiply rows of `columns` weights.
 
     of: the lane, by default this one.
     """
@@ -39,7 +39,7 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
 def variant_for(tokens, few, most_precise):
     """Return which of VARIANTS multiplies `tokens` tokens, at least 1.
 
-    Kernels compile this, so its numbers have no types.
+    Kernels compile this, too, so its parameters have no type annotations.
     """
     if tokens == 1:
         return ONE

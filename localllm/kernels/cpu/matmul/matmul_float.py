@@ -208,7 +208,7 @@ def make_slab(width, load_row):
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
     """Make a function that multiplies some slabs of rows with all tokens, whose arguments are x_at and stride_at.
 
-    pairs: of BF16 at a time.
+    pairs: whether numbers are multiplied as pairs of BF16.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)

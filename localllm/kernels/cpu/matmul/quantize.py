@@ -1,28 +1,4 @@
-"""Activations to 16-bit integers in two planes of bytes.
-
-32 share a scale, x = scale * (256 * high + low).
-
-Where there are more tokens than both planes are multiplied for, two neighbours share a scale that are much the same
-size: gemm_int8.py takes 5 % less time for them. The high plane's error is 3.5e-5 of a product's mean square then
-instead of 2.9e-5 (normally distributed numbers; where both share whatever their sizes are, the logits of a real model
-get half as much error again, and none so: the few columns of hers with large numbers keep their scale for themselves).
-
-The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
-practically exact and cost two dot products instead of one; see matmul_quantized.py for who uses which. Where one of the
-32 is not finite, the scale is NaN, and so is every product.
-
-The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
-of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
-
-Where words are multiplied (avx2_dots.py), both planes are also written as one of words of 16 bits, striped alike, of
-each 4 columns the even ones first.
-
-Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
-multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
-products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
-integers per 32 times what the bytes of weights in gemm_int8.py are too large by, negative; where words are multiplied,
-the sums of integers per 16, in 16 bits.
-"""
+"""Quantize activations to 16-bit integers in two planes of bytes."""
 
 from llvmlite import ir
 from numba import float32, types

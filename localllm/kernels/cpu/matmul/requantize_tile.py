@@ -53,12 +53,12 @@ def room(format):
 
 
 def size_of(format):
-    """Compute the largest value of a code without minimum, less the offset."""
+    """Compute the largest magnitude of code - offset in a format without minimums."""
     return max(format.offset, format.largest - format.offset)
 
 
 def bounds(builder, format, scales, minimums):
-    """Return the largest size that a weight of each sub-block can have."""
+    """Return the largest magnitude that a weight of each sub-block can have."""
     if minimums is None:
         return builder.fmul(magnitude(builder, scales), constant_like(scales, float(size_of(format))))
     highest = builder.fadd(builder.fmul(scales, constant_like(scales, float(format.largest))), minimums)

@@ -79,7 +79,7 @@ def take_best(values, count):
 
 @device
 def value_of_group(ranks, size):
-    """Compute the sum of its two best."""
+    """Compute the value of a group of experts: the sum of its two best ranks."""
     best = best_of(ranks, size)
     second = MINUS_INFINITY
     for i in range(size):
@@ -162,13 +162,13 @@ def count_rows(a, pairs):
 
 @device
 def rounded_up(count):
-    """Return rows that products may write."""
+    """Return the rows of an expert that products may write: its own, rounded up to EXPERT_ROWS."""
     return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
 
 
 @device
 def place_experts(a):
-    """List the experts that have rows; counts become first rows."""
+    """List the experts that have rows, and replace their counts by their first rows."""
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8

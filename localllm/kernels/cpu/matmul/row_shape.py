@@ -24,18 +24,18 @@ class RowShape(NamedTuple):
 
     @property
     def of_row(self) -> Vector:
-        """A row's scales, or minimums; those of a chunk stand there four times."""
+        """A row's scales, or its minimums; those of a chunk are repeated four times."""
         return f32x8 if self.halves == 1 else f32x16
 
     @property
     def factors(self) -> int:
-        """Vectors of that kind of a row: scales, and minimums if there are some."""
+        """The number of such vectors of a row: 1 for scales, 2 with minimums."""
         return 1 if self.offset is not None else 2
 
     def load(self, builder, address):
         """Return a token's scales or sums, of which there is one for every 16 columns.
 
-        There are 16 lanes; those of a chunk are there four times.
+        They are in 16 lanes; those of a chunk are repeated four times.
         """
         if self.vectors == 4:
             return load_value(builder, address, f32x16.llvm)

@@ -75,8 +75,8 @@ def add_256_times(builder, totals, products):
 def in_turn(builder, values):
     """Return the same values, computed before any later load.
 
-    LLVM mixes what belongs to different words and has more to keep than registers then: tiles of IQ4_XS took 1.05 times
-    as long.
+    Otherwise LLVM mixes the work of different words, and has more values than registers: tiles of IQ4_XS took 1.05
+    times as long.
     """
     if not this_lane().has_512_bits:
         return values
@@ -91,7 +91,7 @@ def in_turn(builder, values):
 def settled(builder, totals):
     """Return the same value, computed at this point of the code.
 
-    LLVM delays it, and has more to keep than registers then (52 spills, not 28).
+    Otherwise LLVM delays it, and has more values than registers (52 spills, not 28).
     """
     return as_tuple(builder, in_turn(builder, elements(builder, totals)))
 

@@ -1,6 +1,6 @@
-"""The mean of the last few tokens of a sequence by their gates, column by column.
+"""The mean of the last few tokens of a sequence, weighted by their gates, column by column.
 
-Its state is a window of the tokens before and their gates, as of localllm.kernels.cpu.recurrent.convolution.
+Its state is a window of the previous tokens and their gates, as in localllm.kernels.cpu.recurrent.convolution.
 """
 
 from numba import float32
@@ -26,7 +26,7 @@ LOWEST = float32(-3e38)
 
 @device
 def gate_of(a, row, tap, i, lanes):
-    """Return the gates of a token's stretch and of its place, of some columns."""
+    """Return the gates of a token for some columns: its own plus those of its place among the taps."""
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4

@@ -1,9 +1,9 @@
 """Recurrences whose state is a matrix for each head, [key_dim, value_dim]: keys write to it, queries read from it.
 
 Mamba 2 (Dao and Gu 2024) adds values to it; the gated delta rule (Yang et al. 2024) first takes away what the key would
-read. Columns of the state know nothing of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in the
-innermost cache for all tokens of a run. A token reads and writes a block once, for the delta rule too: what the next
-key will read is summed up on the way.
+read. Columns of the state are independent of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in
+the innermost cache for all tokens of a run. A token reads and writes a block once, for the delta rule too: what the
+next key will read is summed up on the way.
 
 This takes 3 or 4 multiplications for each number of the state and token. The form that makes matrix products of 64
 tokens (of the same papers) takes 2.5 or 4.5, so there is nothing to gain from it on a processor without units for them.
@@ -34,7 +34,7 @@ def splat_at(address):
 
 @device
 def read(block, k, key_dim):
-    """Multiply a key with a block of the state."""
+    """Multiply a key with a block of the state; return what it reads."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)

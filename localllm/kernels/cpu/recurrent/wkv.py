@@ -57,7 +57,7 @@ def moved(of_token, by):
 
 
 def scan_by(rule):
-    """Return all tokens of a sequence for a block, by the rule for a row."""
+    """Make a function that processes all tokens of a sequence for a block, by the rule for a row."""
 
     @device
     def advance(source, target, of_token, v, seen, key_dim):

@@ -5,8 +5,8 @@ Contexts are cut in parts (as Flash-Decoding does).
 A block is one token, one part of its context, and a bundle of query heads that share a key-value head. Several lanes
 share a head, 8 numbers each, so that a warp reads some keys at once, side by side in the cache; each such group of
 lanes passes over keys of its own with a maximum and a sum of its own (online softmax, Milakov and Gimelshein 2018), in
-registers. Groups, then warps, are put together when the part is done; `merge_few` puts the parts together. A token's
-result depends only on its sequence and the number of parts, bit for bit.
+registers. The results of groups, then of warps, are merged when the part is done; `merge_few` merges the parts. A
+token's result depends only on its sequence and the number of parts, bit for bit.
 
 All running sums are in registers. For 4 query heads of 128 dimensions a thread has 168 of them (7.5 to 10.0), so that a
 multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vectors of 16 bytes at once: 48 KiB on their
@@ -120,7 +120,8 @@ def make_scores(bundle, rows, groups, has_chosen):
     token does not see.
 
     Number i is of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
-    has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last key of so many.
+    has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last of every `period`
+    keys counts.
     """
 
     def capped(i, x, softcap):
@@ -231,7 +232,7 @@ def make_load_queries(bundle, columns, key_dim, apart):
 
 
 def slope_of(i, slopes, heads):
-    """Return head i's slope, to the power of 2, or 0 where there is none."""
+    """Return head i's slope as an exponent of 2, or 0 where there is none."""
     return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
 
@@ -322,7 +323,7 @@ def merge_few(
     count, positions, owners, sequences, heads, value_dim, window, chunked, lookahead, sinks, logs, chosen,
     chosen_stride, choice_stride, kv_heads, parts, partial, partial_bytes, y, y_stride,
 ):  # fmt: skip
-    """Put the parts of contexts together: a block for a token's head."""
+    """Merge the parts of contexts: a block for each token's head."""
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return

@@ -7,9 +7,9 @@ A block has ROWS of them, of one sequence, 16 in each warp, and passes over the 
 which lie in shared memory as float16: keys as they are, values transposed, two keys in a word. Scores, weights and
 results are in registers all the time, see tensor_cores.py for which lane has what.
 
-Queries are divided by the largest size in their row before they become float16, scores multiplied with it, so none is
-too large. Weights are float16, too; their sum is of what they were before. Keys or values of blocks that float16 has
-no room for become infinite, and results NaN.
+Queries are divided by the largest magnitude of their row before they become float16, and scores are multiplied with it,
+so that none is too large. Weights are float16, too; their sum is taken before that rounding. Keys or values from block
+formats that exceed float16 become infinite, and results NaN.
 
 For heads of 128 dimensions a thread takes 255 registers and a block 35 KiB of shared memory: 2 blocks of 4 warps on a
 multiprocessor of 8.0 to 10.0, 1 on one of 7.5, which has less of that memory. Heads of 256 dimensions spill 170 bytes.
@@ -119,7 +119,7 @@ def make_fill_values(kind, keys, pieces, stride):
 
 
 def row_of(i):
-    """Return which of a lane's two rows number i belongs to."""
+    """Return which of a lane's two rows number i belongs to: 0 or 1."""
     return i // 2 % 2
 
 
@@ -161,9 +161,9 @@ def make_load_queries(key_dim, steps):
 def make_finish_scores(tiles):
     """Make a function from products of two rows and a piece's keys to their scores.
 
-    Capped if there is a cap, less by distance if there are slopes, minus infinity for keys that a row does not see.
-    Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to `highs`, and
-    stand at `places`.
+    Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that a row
+    does not see. Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to
+    `highs`, and stand at `places`.
     """
 
     def capped(i, x, softcap):
@@ -212,7 +212,7 @@ def make_write(value_tiles, value_dim):
 
 @device
 def of_heads(numbers, first, second, nothing):
-    """Return the numbers of two heads, to the power of 2, if there are some."""
+    """Load the numbers of two heads as exponents of 2; `nothing` twice if `numbers` is 0."""
     if numbers == 0:
         return nothing, nothing
     return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E

@@ -40,7 +40,7 @@ def finite_half(x):
 
 @device
 def inverse_of(scale):
-    """Compute 1 / scale, but not of less than the smallest one, nor of NaN."""
+    """Compute 1 / scale, with SMALLEST_SCALE in place of smaller scales and NaN."""
     return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
 
 
@@ -59,7 +59,7 @@ def number_at(x, d, head_dim, padding):
 
 @device
 def largest_of(x, first, head_dim, padding, sign):
-    """Return the largest number times `sign` of the block from `first` on, or the largest size if sign is 0.
+    """Return the largest number times `sign` of the block from `first` on, or the largest magnitude if sign is 0.
 
     The result is NaN if one of them is.
     """
@@ -116,7 +116,7 @@ def load_q8_0(head, d):
 
 @device
 def store_q4_0(head, x, head_dim, warp, warps):
-    """Store Q4_0; the number of the largest size becomes code 0, so the scale has the other sign.
+    """Store Q4_0; the number of largest magnitude becomes code 0, so the scale has the other sign.
 
     Codes go down to -8.
     """

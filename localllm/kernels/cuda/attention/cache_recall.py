@@ -1,4 +1,4 @@
-"""Keys or values out of the KV cache, as float32 rows: a block for each token and head."""
+"""Read keys or values from the KV cache as float32 rows: a block for each token and head."""
 
 from localllm.kernels.cuda.attention.cache_formats import STORAGE
 from localllm.kernels.cuda.attention.cache_store import make_pass

@@ -1,4 +1,4 @@
-"""Stores keys or values in the KV cache, at the places of their tokens: a block for each token and head."""
+"""Stores keys or values in the KV cache, in the slots of their tokens: a block for each token and head."""
 
 from numba import cuda
 
@@ -11,7 +11,7 @@ TABLE, SEQUENCE_BYTES = 8 * SEQUENCE.table, 8 * len(SEQUENCE)
 
 @device
 def place_of(positions, owners, sequences, token):
-    """Return the cache place of a token of the run."""
+    """Return the cache slot of a token of the run."""
     table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + TABLE)
     position = load_i64(positions + 8 * token)
     return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE

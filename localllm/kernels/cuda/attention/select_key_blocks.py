@@ -1,4 +1,4 @@
-"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py: threads share a token."""
+"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py, with a block per token."""
 
 from numba import cuda, float32
 
@@ -28,7 +28,10 @@ def make(format_name):
 
     @device
     def score_all(table, q, keys, key_bytes, key_dim, block, count, local, scores):
-        """Return the largest product of each block, infinity for the last ones; 0 if all products are numbers."""
+        """Store each key block's largest product, infinity for the last `local` blocks.
+
+        Return 0, or NaN if a product is not finite.
+        """
         flaws, blocks = ZERO, (count + block - 1) // block
         for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):
             best = MINUS_INFINITY

@@ -15,7 +15,7 @@ def make_softmax(scores, rows, row_of, over_lanes):
     It returns the new maximum and sum, the factor for the rows' results so far, and the piece's weights, all in
     float32.
 
-    row_of: the row of score i.  over_lanes: the rows' maxima of the lanes that share them, of each lane's own.
+    row_of: the row of score i.  over_lanes: reduces the row maxima of single lanes over the lanes that share a row.
     """
     of_rows = tuple(tuple(i for i in range(scores) if row_of(i) == one) for one in range(rows))
     row = device(row_of)

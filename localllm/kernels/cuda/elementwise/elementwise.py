@@ -1,4 +1,4 @@
-"""Functions of single numbers: a thread for four columns of a row, so y may be what it is made of."""
+"""Functions of single numbers: a thread for four columns of a row, so y may be an input."""
 
 import math
 
@@ -75,7 +75,7 @@ def of_two(function):
 def if_finite(y, x):
     """Compute y, but NaN where x is not finite.
 
-    A function whose values are bounded would hide what a broken weight made.
+    Otherwise a function whose values are bounded would hide the effect of a broken weight.
     """
     return y + ZERO * x
 
@@ -239,7 +239,7 @@ def softplus(count, x, bias, y, stride, columns):
 
 
 def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
-    """Compute y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
+    """Compute y = gate * sigmoid(sharpness * gate) * (up + 1) of inputs clamped to the limit."""
     row, column, s, most = cuda.blockIdx.x, first_column(), f32_value(sharpness), f32_value(limit)
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -278,7 +278,7 @@ def scale_by_position(count, x, positions, slope, length, offset, y, stride, col
 
 
 def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
-    """Compute y = x * sigmoid(gate), of which a row has one."""
+    """Compute y = x * sigmoid(gate), with one gate per row."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))

@@ -1,4 +1,4 @@
-"""Gates, sums and mixtures of parts of a row: heads, or streams side by side."""
+"""Operations on parts of a row (heads, or residual streams side by side): gates, sums, weighted sums."""
 
 from numba import cuda
 
@@ -18,7 +18,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is not a number."""
+    """Compute y = the softmax of a line of x, plus epsilon; NaN if a number is not finite."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
@@ -32,7 +32,7 @@ def softmax_of_line(x, y, size, epsilon):
 
 
 def softmax(count, x, y, stride, columns):
-    """Compute y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
+    """Compute y = the softmax of each row of x; a thread for each row, whose columns are few."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count):
         softmax_of_line(x + row * stride, y + row * stride, columns, float32(0))
@@ -40,7 +40,7 @@ def softmax(count, x, y, stride, columns):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide numbers `along` bytes apart by their sum and epsilon, in lines that are `across` bytes apart."""
+    """Divide each line's numbers by their sum plus epsilon; numbers are `along` bytes apart, lines `across`."""
     for i in range(size):
         total = epsilon
         for j in range(size):

@@ -44,7 +44,7 @@ def pool(count, sequences, x, y, stride, columns, kind):
 
 
 def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """Compute y = some columns of every group of x; a thread for each."""
+    """Compute y = some columns of every group of x; a thread for each column of y."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         width = columns // groups
@@ -53,7 +53,7 @@ def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns)
 
 
 def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
-    """Compute y = columns of x and z, head by head; a block for each row and head."""
+    """Compute y = the columns of x and z, interleaved by head; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
     if row >= load_i64(count):
         return
@@ -66,7 +66,7 @@ def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, 
 
 
 def logits(count, x, stride, columns, y, flaws):
-    """Compute y, the address of its address, = x without padding, flaws raised if a number is not finite.
+    """Copy x without padding to the array whose address is stored at y; raise `flaws` if a number is not finite.
 
     Each number has a thread. Threads that raise it at once may count as one.
     """

@@ -1,7 +1,7 @@
 """Norms: a block for each group of columns of a row.
 
-Fused with what comes before or after them in a decoder's layers, so that one token needs fewer launches, which take as
-long as their work.
+Some are fused with the operations before or after them in a decoder's layers: for one token, a launch takes as long as
+its work.
 """
 
 import math
@@ -57,7 +57,7 @@ def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
 
 
 def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
-    """Compute total = x + z and y = its norm: a sum on its way to the next part of a layer."""
+    """Compute total = x + z and y = its norm: the residual stream and the input of the next sublayer."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride
     if row >= load_i64(count):
         return

@@ -21,7 +21,7 @@ TURNS = 0.5 / math.pi  # of a radian
 def angles(count, positions, before, frequencies, pairs, table, factor):
     """Compute cosine and sine of every position's rotation angles; a block for each position.
 
-    They are turns in float64, of which whole ones do not count: a million of them cost 20 bits of 53.
+    Angles are computed in turns, in float64, and whole turns are dropped: a million of them cost 20 bits of 53.
     """
     row = cuda.blockIdx.x
     if row >= load_i64(count):
@@ -50,7 +50,7 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix: a thread block for each of them.
+    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix, with a thread block for each.
 
     This is the fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
     """

@@ -1,4 +1,4 @@
-"""Rows of tokens for experts, and back to the tokens; localllm.kernels.cuda.matmul.routing says which."""
+"""Rows of tokens for experts, and back to the tokens; see localllm.kernels.cuda.matmul.routing."""
 
 from numba import cuda
 

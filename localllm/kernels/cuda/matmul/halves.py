@@ -41,7 +41,7 @@ def halve(count, x, stride, columns, y, y_stride, scales):
 
 
 def scale_rows(count, y, stride, columns, scales):
-    """Compute y = y * scale."""
+    """Multiply row i of y by scales[i]."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return

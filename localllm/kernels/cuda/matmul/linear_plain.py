@@ -78,14 +78,14 @@ def dot_8(w, x):
 
 @device
 def add_8(total, token, work):
-    """Compute 8 columns of a row with those of a token."""
+    """Add the dot product of 8 columns of a row and of a token to the total."""
     weights, x, stride, end = work
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
 @device
 def add_1(total, token, work):
-    """Return a column of a row with that of a token."""
+    """Add the product of one column of a row and of a token to the total."""
     weight, x, stride, end = work
     return total + weight * load_f32(x + token * stride) if token < end else total
 

@@ -79,7 +79,7 @@ def share_sums(total, token, work):
 
 @device
 def store_sums(shared, size, row, rows, first, end, y, y_stride):
-    """Add up what the warps have left in shared memory, `size` numbers each. All threads are here."""
+    """Add up what the warps have left in shared memory, `size` numbers each. All threads must call it."""
     cuda.syncthreads()
     i = cuda.threadIdx.x
     while i < size:
@@ -95,7 +95,7 @@ def store_sums(shared, size, row, rows, first, end, y, y_stride):
 
 @device
 def dot_16(codes, half, high, low):
-    """Compute 16 weights with both planes of 16 activations: an integer, in units of both their scales."""
+    """Multiply 16 codes with both planes of 16 activations: an integer, in units of the low plane."""
     upper, lower = 0, 0
     for i in range(4):
         upper = dot4(codes[4 * half + i], high[i], upper)

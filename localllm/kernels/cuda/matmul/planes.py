@@ -60,7 +60,7 @@ def code_planes(layout: Layout) -> list[Plane]:
 
 
 def planes_of(name: str) -> tuple[Plane, ...]:
-    """Return a format's planes: of those without integers for scales as the layout of a block says."""
+    """Return a format's planes; without integer scales, they follow from the layout of its blocks."""
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block

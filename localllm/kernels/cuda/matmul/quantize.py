@@ -42,7 +42,7 @@ def largest_of_4(x):
 
 @device
 def put_4(x, inverse, high, low):
-    """Return four numbers to both planes; returns the sum of their integers."""
+    """Store four numbers in both planes; return the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
         code = rounded(x[i] * inverse)
@@ -59,7 +59,7 @@ def put_4(x, inverse, high, low):
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
     """Quantize a lane's 8 numbers; all lanes of the warp must call it.
 
-    codes: of the token; place: of 32 of all.
+    codes: the token's codes.  unit: which 32 columns of its `units`.  place: which scale of all tokens.
     """
     part = lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))

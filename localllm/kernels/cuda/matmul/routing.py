@@ -154,7 +154,7 @@ def route(
 
 @device
 def fetch(chosen, first, total, numbers):
-    """Return the experts of the next pairs, from number `first` on, for all threads; how many they are."""
+    """Return the experts of the next pairs, from number `first` on, for all threads, and their number."""
     pair = first + cuda.threadIdx.x
     cuda.syncthreads()  # earlier ones have been read
     numbers[cuda.threadIdx.x] = int32(load_i64(chosen + 8 * pair)) if pair < total else int32(-1)

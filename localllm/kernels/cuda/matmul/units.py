@@ -5,8 +5,8 @@ For each format a function (row, units, unit) -> codes, scales, minimums: of the
 
     weight = scale * code + minimum
 
-Codes that are centred on zero are in the high bits of their bytes, where the sign is free: the topmost bit flipped. The
-scales are smaller by as much, a power of two.
+Codes that are centred on zero are moved to the high bits of their bytes, where flipping the topmost bit makes them
+signed; their scales are divided by the same power of two.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def number_of(integer):
 def nibbles(q, shift, mask, flipped):
     """Split 4 words into 8: the low halves of their bytes, then the high ones.
 
-    Shifted right by `shift`, or left by -shift, when they come from the high halves, by 4 less from the low ones.
+    Codes from the high halves are shifted right by `shift` (or left by -shift), those from the low halves by 4 less.
     """
     low = shift - 4
     return (
@@ -166,7 +166,7 @@ def floats_of(name):
 
 
 class Unit(NamedTuple):
-    """The reading of a format's units, and what has to be allowed for."""
+    """The function that reads a format's units, and which factors a unit has."""
 
     read: Callable
     two_scales: bool = False  # of 16 weights each
@@ -218,7 +218,7 @@ def half_of_e8m0(exponent):
 def half_of_ue4m3(byte):
     """Decode half of an unsigned E4M3.
 
-    Moved to the bits of a float16 it is 2^8 times too small, also a subnormal one.
+    Its bits, moved to those of a float16, give a number 2^8 times too small, subnormal or not.
     """
     return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
 

@@ -1,4 +1,4 @@
-"""The mean of the last few tokens of a sequence by their gates, column by column; its state is a window of them."""
+"""The mean of the last few tokens of a sequence, weighted by gates, by column; its state is a window of them."""
 
 from numba import cuda
 

@@ -35,7 +35,7 @@ def read(state, k, key_dim):
 def advance(source, target, decay, d, k, q, next_k, key_dim):
     """Apply a token to a column of the state.
 
-    This thread's part of what the query reads of it, and the next key.
+    Return this thread's part of what the query, and the next key, read from it.
     """
     of_query, of_key = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
