@@ -71,7 +71,7 @@ def encode(name: str, weights: NDArray, importance: NDArray | None = None, threa
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape
     if columns % format.block:
-        raise ValueError(f"rows of {columns} weights are not whole blocks of {format.block}, which {name} has")
+        raise ValueError(f"rows of {columns} weights cannot be divided into {name}'s blocks of {format.block}")
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (columns,) or not np.all(np.isfinite(importance) & (importance >= 0)):

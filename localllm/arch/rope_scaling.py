@@ -43,7 +43,7 @@ class RopeScaling:
         """
         prefix = f"{metadata.get('general.architecture')}."
         if metadata.get(f"{prefix}attention.sliding_window"):
-            raise UnsupportedError(f"{path}: positions of models with attention windows are scaled as the file says")
+            raise UnsupportedError(f"{path}: the RoPE scaling of models with attention windows cannot be changed")
         scaling, file_factor = f"{prefix}rope.scaling.", self._file_factor(metadata, prefix)
         kind = self.kind or metadata.get(f"{scaling}type", "linear")
         factor = 1.0 if kind == "none" else self.factor or file_factor

@@ -86,7 +86,7 @@ def pull_shown(reference: "HubReference") -> str:
         raise
     finally:
         shown.line.clear()
-    dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", was here already, and is right"))
+    dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", already downloaded and verified"))
     return str(pulled.path)
 
 

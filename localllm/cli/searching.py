@@ -40,7 +40,7 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
         quoted = "; put the question in quotes" if len(places) > 1 else ""
         raise UsageError(f"{missing[0]}: no such file or folder{quoted}")
     if PIPE in places and len(places) > 1:
-        raise UsageError("- cannot be combined with files: its lines are ranked alone")
+        raise UsageError("- (stdin) cannot be combined with files")
     return places, question
 
 

@@ -19,7 +19,7 @@ def read_bytes(path: Path) -> bytes | None:
         if not path.is_file():
             return None
         if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"{path}: {path.stat().st_size} bytes are too many for such a file")
+            raise ModelError(f"{path}: the file is too large: {path.stat().st_size} bytes")
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -160,4 +160,4 @@ def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, object]) -> None
         try:
             "".join(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)).encode()
         except UnicodeEncodeError:
-            raise ModelError(f"{folder}: {key}: half a character (a lone surrogate)") from None
+            raise ModelError(f"{folder}: {key}: the text has a lone surrogate, which UTF-8 cannot encode") from None

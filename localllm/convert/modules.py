@@ -74,7 +74,7 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
             )
         matrix = read_header(place / "model.safetensors").get("linear.weight")
         if matrix is None or matrix.shape != (said.get("out_features"), said.get("in_features")):
-            raise ModelError(f"{place}: there is no linear.weight of the sizes in config.json")
+            raise ModelError(f"{place}: linear.weight is missing, or its sizes differ from those in config.json")
         found[name] = matrix
     return found
 

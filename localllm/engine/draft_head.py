@@ -50,7 +50,7 @@ class DraftHead:
             head_source.tokens,
         )
         if isinstance(head_source.state, Recurrent):
-            raise ModelError(f"{head_source.path}: a draft layer should have attention")
+            raise ModelError(f"{head_source.path}: draft heads without attention are not supported")
         operations, fusing = self._record(head_source)
         self._backend = CpuBackend(operations, [head_source.state], context, options)
         self._fuse = self._backend.beside(fusing) if fusing else None
@@ -63,13 +63,13 @@ class DraftHead:
             if g.fuse:
                 rows = g.fuse(fusing, g.weights, h, fusing.external_input(self._shown, g.columns))
                 if rows.columns != self.width:
-                    raise ModelError(f"rows of {rows.columns} numbers for a layer of {self.width}")
+                    raise ModelError(f"rows of {rows.columns} numbers; the layer expects {self.width}")
                 recorder.use(fusing)
             guessed = g.draft(recorder, g.weights, h, recorder.external_input(self._before, self.width))
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
-                raise ModelError(f"logits for {guessed.logits.columns} tokens of {count}")
+                raise ModelError(f"logits for {guessed.logits.columns} tokens instead of {count}")
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
         recorder.export_hidden(guessed.hidden)

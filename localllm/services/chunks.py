@@ -19,7 +19,7 @@ def split_chunks(tokens: Sequence[int], size: int, most: int | None = None) -> n
         raise UsageError(f"chunks should be 1 or greater, not {most}")
     count = len(tokens) // size
     if count == 0:
-        raise UsageError(f"the text has {len(tokens)} tokens, and a chunk takes {size}")
+        raise UsageError(f"the text has {len(tokens)} tokens, fewer than a chunk of {size}")
     count = count if most is None else min(count, most)
     return np.array(tokens[: count * size], np.int32).reshape(count, size)
 

@@ -151,7 +151,7 @@ def parse(name: str, path: Path, text: str) -> PromptTemplate:
         if not colon or not re.fullmatch(r"[\w-]+", key.strip()):
             raise UsageError(f"{path}, line {number}: this should be NAME: VALUE")
         options.append((key.strip().replace("_", "-"), unquote(value.strip())))
-    raise UsageError(f"{path}: the options in front have no end: a line ---")
+    raise UsageError(f"{path}: the options at the top should end with a line ---")
 
 
 def unquote(value: str) -> str:

@@ -211,7 +211,7 @@ def require_line(text: str | None, records: Sequence[Record]) -> None:
     unknown = [name for name in FIELD.findall(text) if name != "line"]
     if unknown and records and all(isinstance(each.input, str) for each in records):
         raise UsageError(
-            f"there is no field {in_braces(unknown)}: the input is plain lines, each of which is {{line}};"
+            f"there is no field {in_braces(unknown)}: the input has plain lines, whose only field is {{line}};"
             " give a folder for a record of each file, with {file} and {text}"
         )
 

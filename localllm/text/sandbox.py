@@ -225,7 +225,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             if (bits(left) + bits(right) if operator == "*" else bits(left) * min(abs(right), BITS)) > BITS:
                 raise LimitError(f"a number is over {BITS} bits long")
         elif operator == "*" and repetitions(left) * repetitions(right) > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} long")
+            raise LimitError(f"a value is over {LENGTH} characters long")
         elif operator == "%" and isinstance(left, str):
             check_layout(left)
             values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
@@ -316,5 +316,5 @@ def _to_json(
         check_indented(value, len(indent) if isinstance(indent, str) else indent)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii and len(text) > ITEMS and not text.isascii():
-        raise LimitError(f"a text to write in ASCII is over {ITEMS} long")
+        raise LimitError(f"a text to write in ASCII is over {ITEMS} characters long")
     return re.sub(rf"[^\0-~{BREAK}]", lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text

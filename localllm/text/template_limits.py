@@ -65,7 +65,7 @@ def require_limited(value: object) -> object:
     """Return the value if it is not too large; of an iterator, each item is counted later. Raises LimitError."""
     if isinstance(value, str):
         if len(value) > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} long")
+            raise LimitError(f"a value is over {LENGTH} characters long")
         tick(sys.getsizeof(value))
     elif isinstance(value, list | tuple | dict):
         tick(8 * len(value))
@@ -112,7 +112,7 @@ def require_light(value: object, written: bool = False) -> object:
             length += sum(len(text) for text in inner if isinstance(text, str))
             length += sum(len(key) for key in container if isinstance(key, str)) if isinstance(container, dict) else 0
             if length > LENGTH:
-                raise LimitError(f"a value is over {LENGTH} long")
+                raise LimitError(f"a value is over {LENGTH} characters long")
         rest += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
     return value
 
@@ -145,7 +145,7 @@ def check_method(owner: object, name: str, arguments: tuple[object, ...], named:
         old, new = arguments[:2]
         growth = owner.count(old) * (len(new) - len(old)) if isinstance(old, str) and isinstance(new, str) else 0
         if len(owner) + growth > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} long")
+            raise LimitError(f"a value is over {LENGTH} characters long")
     if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > ITEMS:
         separators = [argument for argument in (*arguments, *named.values()) if isinstance(argument, str) and argument]
         if (owner.count(separators[0]) if separators else len(owner) // 2) > ITEMS:
@@ -160,7 +160,7 @@ def check_join(separator: str, items: object) -> None:
         texts = items.values() if isinstance(items, dict) else items
         length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
         if length + len(separator) * len(items) + len(items) > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} long")
+            raise LimitError(f"a value is over {LENGTH} characters long")
 
 
 def check_layout(layout: str) -> None:
@@ -180,7 +180,7 @@ def check_filtered(name: str, text: str, arguments: tuple[object, ...], others: 
         check_method(text, "replace", tuple(map(str, arguments)), {})
     width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
     if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
-        raise LimitError(f"a value is over {LENGTH} long")
+        raise LimitError(f"a value is over {LENGTH} characters long")
     if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:
         raise LimitError(f"a value has over {ITEMS} parts")
 
@@ -190,7 +190,7 @@ def check_filled(layout: str, values: tuple[object, ...]) -> None:
     check_parts(values)
     longest = max(map(written_length, values), default=0)
     if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
-        raise LimitError(f"a value is over {LENGTH} long")
+        raise LimitError(f"a value is over {LENGTH} characters long")
 
 
 def written_length(value: object) -> int:
@@ -209,5 +209,5 @@ def check_indented(value: object, indent: int) -> None:
         depth += 1
         length += depth * indent * sum(len(parts) + 1 for parts in layer)
         if length > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} long")
+            raise LimitError(f"a value is over {LENGTH} characters long")
         layer = [item for parts in layer for item in (parts.values() if isinstance(parts, dict) else parts)]

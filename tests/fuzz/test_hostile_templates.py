@@ -189,7 +189,7 @@ X = "{{ 'x' * 99999999 }}"
 def test_what_a_trial_tells(source: str, told: str, monkeypatch):
     """What takes too much in any of its conversations; what only fails is told later."""
     assert trial._render_probe(source, lambda: "too much") == (
-        "a value is over 8000000 long" if told == "over" else told
+        "a value is over 8000000 characters long" if told == "over" else told
     )
     with monkeypatch.context() as patch:
         patch.setattr(trial, "render_template", greedy)
@@ -214,7 +214,10 @@ def test_how_a_trial_went(told: bytes, was_ended: bool, problem: str | None, mon
 
 
 def test_a_trial_in_a_program_of_its_own(monkeypatch, capfdbinary):
-    for source, told in ((b"\xff{{ messages[0].role }}", b"ok"), (X.encode(), b"a value is over 8000000 long")):
+    for source, told in (
+        (b"\xff{{ messages[0].role }}", b"ok"),
+        (X.encode(), b"a value is over 8000000 characters long"),
+    ):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(source)))
         runpy.run_path(trial.__file__, run_name="__main__")
         assert capfdbinary.readouterr() == (told, b"")
@@ -368,7 +371,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, value)
 
 
-LONG, MANY, LARGE = "a value is over 40 long", "a value has over 6 parts", "a number is over 16 bits long"
+LONG, MANY, LARGE = "a value is over 40 characters long", "a value has over 6 parts", "a number is over 16 bits long"
 
 
 @pytest.mark.usefixtures("small")
@@ -398,7 +401,7 @@ LONG, MANY, LARGE = "a value is over 40 long", "a value has over 6 parts", "a nu
     ("{{ '%(a)s' % {'a': 'x' * N} }}", 35, 36, LONG), ("{{ '%s' % ('x' * N) }}", 38, 39, LONG),
     ("{{ strftime_now('x' * N) | length }}", 9, 10, "a layout of a time is over 9 characters"),
     ("{{ [1] | tojson(separators=(':' * 8, ',' * N)) }}", 8, 9, "separators are over 16 characters"),
-    ("{{ ('é' * N) | tojson(ensure_ascii=true) }}", 4, 5, "a text to write in ASCII is over 6 long"),
+    ("{{ ('é' * N) | tojson(ensure_ascii=true) }}", 4, 5, "a text to write in ASCII is over 6 characters long"),
 ])  # fmt: skip
 def test_the_last_that_fits_and_the_first_that_does_not(source: str, fits: int, not_so: int, problem: str | None):
     render_template(compile_template(source.replace("N", str(fits))), {})
@@ -507,7 +510,7 @@ def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, v
     for length, fits in ((10, True), (9, False)):
         monkeypatch.setattr(limits, "LENGTH", length)
         assert limits.require_light(value) is value
-        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over 9 long"):
+        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over 9 characters long"):
             limits.require_light(value, written=True)
 
 

@@ -15,7 +15,7 @@ from localllm.convert.families import family_of
 from localllm.convert.families.bert import labels
 from localllm.convert.families.diffusion import add_mask_token, of_mask
 from localllm.convert.families.gemma3n import deviations
-from localllm.convert.families.qwen_next import in_turn
+from localllm.convert.families.qwen_next import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import warn_unconverted
 from localllm.errors import ModelError
@@ -86,7 +86,7 @@ def test_what_belongs_to_a_checkpoint(tmp_path: Path):
 
 def test_value_heads_of_qwen_next_in_turn():
     """Of two keys with three value heads each, of two numbers: the first of each key, the second of each, the third."""
-    rows = in_turn({"value_heads": 6, "key_heads": 2}, 2, start=10)
+    rows = interleave_heads({"value_heads": 6, "key_heads": 2}, 2, start=10)
     assert rows.tolist() == [10 + 2 * head + number for head in (0, 3, 1, 4, 2, 5) for number in (0, 1)]
 
 
@@ -120,7 +120,7 @@ def test_mellum_without_windows_says_nothing_of_any():
 def test_groups_of_experts_are_chosen_otherwise(method: str, warned: bool):
     config = Config(facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c"))
     family_of(config).read(config)
-    said = "groups of experts are chosen by their two best, where the model looks at one"
+    said = "expert groups are ranked by their two best experts, but the model ranks them by the best one"
     assert (said in config.warnings) is warned
 
 

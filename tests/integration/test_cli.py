@@ -289,7 +289,7 @@ def test_choosing_a_template(tiny: str, cli):
 
 def test_stats_go_to_stderr(tiny: str, cli):
     stats = r"prompt: \d+ tokens in .*\nanswer: 12 tokens in .*finish: length, seed: 5\n"
-    for speculate, guesses in (("off", ""), ("ngram", r"(guessed: \d+ tokens, \d+ of them right: .*\n)?")):
+    for speculate, guesses in (("off", ""), ("ngram", r"(drafted: \d+ tokens, \d+ accepted, .*\n)?")):
         code, out, err = cli("run", tiny, "-p", "Hi", "--stats", "-s", "5", "--speculate", speculate, *GREEDY)
         assert code == 0
         assert out.endswith("\n") and "tokens in" not in out

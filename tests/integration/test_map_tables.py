@@ -155,7 +155,7 @@ def test_a_field_that_no_plain_line_has_is_refused_at_once(cli, tmp_path: Path):
     assert (code, out) == (
         2,
         "",
-    ) and "there is no field {text}: the input is plain lines, each of which is {line}" in err
+    ) and "there is no field {text}: the input has plain lines, whose only field is {line}" in err
 
 
 def test_columns_of_answers_do_not_replace_those_of_the_input(cli, table: Path):

@@ -115,7 +115,7 @@ def bench(
     end_on_bus_error(path)
     if makes_no_text(path):
         if rope.scaling():
-            raise UsageError("an embedding model's positions are as its file says: leave out the --rope options")
+            raise UsageError("RoPE scaling cannot be changed for embedding models: leave out the --rope options")
         show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
         return
     opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))

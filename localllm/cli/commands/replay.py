@@ -72,7 +72,7 @@ def rope_of(held: dict[str, object]) -> options.Rope:
     """Return the RoPE options of a receipt. Raises UsageError."""
     given = held.get("rope", {})
     if not isinstance(given, dict) or not all(isinstance(given.get(name), kind | None) for name, kind in ROPE.items()):
-        raise UsageError("the receipt's rope options are not ones that localllm writes")
+        raise UsageError("the receipt's RoPE options are invalid")
     scale, base, original = given.get("factor"), given.get("base"), given.get("original_context")
     return options.Rope(rope_scaling=given.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original)
 

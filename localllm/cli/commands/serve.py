@@ -232,7 +232,7 @@ def serve(
     if share.idle is not None and share.idle < 0:
         raise UsageError(f"--idle should be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
-        raise UsageError("--mmproj works with one model only; several use the mmproj-*.gguf beside each")
+        raise UsageError("--mmproj works with one model; several use the mmproj-*.gguf in their folders")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 

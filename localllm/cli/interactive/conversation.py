@@ -329,7 +329,7 @@ class TerminalConversation:
         self._be(file.chat.messages)
         self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
-            say(f"localllm: warning: a turn at the end of the session {name!r} had not been written whole; it is gone")
+            say(f"localllm: warning: the last turn of the session {name!r} was incomplete and has been removed")
         before, now = file.chat.model, about(self.model)
         if before.fingerprint != now.fingerprint:
             say(

@@ -110,4 +110,4 @@ def tell(result: dict[str, Any]) -> None:
     )
     guesses = result["speculation"]
     if guesses["drafted"]:
-        say(f"guessed: {guesses['drafted']} tokens, {guesses['accepted']} of them right: a step less for each")
+        say(f"drafted: {guesses['drafted']} tokens, {guesses['accepted']} accepted, each of which saves a step")

@@ -64,7 +64,9 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
     score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
     config.only("scoring_func", "softmax", "sigmoid")
     if config.get("topk_method") == "group_limited_greedy":
-        config.warnings.append("groups of experts are chosen by their two best, where the model looks at one")
+        config.warnings.append(
+            "expert groups are ranked by their two best experts, but the model ranks them by the best one"
+        )
     leading = leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}

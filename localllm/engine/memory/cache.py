@@ -50,7 +50,7 @@ class Reserved:
         try:
             self._region.give_back(start, end)
         except OSError:
-            raise MemoryLimitError(f"the system refused to take back {end - start} bytes of memory") from None
+            raise MemoryLimitError(f"cannot return {end - start} bytes of memory to the system") from None
 
 
 class Streams(NamedTuple):

@@ -192,7 +192,7 @@ class ExpertVerbs(Recording):
         self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
     ) -> RoutedActivation:
         if logits.columns != routing.experts:
-            raise ModelError(f"a router for {logits.columns} of {routing.experts} experts")
+            raise ModelError(f"a router with {logits.columns} columns for {routing.experts} experts")
         vector = self._vector(bias, routing.experts) if bias else None
         choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
         self._add(Route((logits,), choice, routing, vector, self._experts(table, routing) if table else None))
@@ -203,7 +203,7 @@ class ExpertVerbs(Recording):
         self._used.add(table.name)
         experts = table.shaped(self._vocab_size, routing.used).whole()
         if experts.min() < 0 or experts.max() >= routing.experts:
-            raise ModelError(f"tensor {table.name} should have numbers of {routing.experts} experts")
+            raise ModelError(f"tensor {table.name} should have expert numbers below {routing.experts}")
         return experts
 
     def gather(self, x: Activation, choice: RoutedActivation) -> Activation:

@@ -82,7 +82,7 @@ class KeySelectionVerbs(Recording):
     ) -> Activation:
         heads = indexer_heads(q, k, index)
         if weights and weights.columns != heads:
-            raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+            raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
         inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, self._words)
         return self._add(SelectKeys(inputs, output, index, count, block, heads))
 
@@ -98,7 +98,7 @@ def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
     """Return how many heads the queries have. Raises ModelError for columns that do not fit the indexer."""
     heads, rest = divmod(q.columns, index.key_dim)
     if k.columns != index.key_dim or rest:
-        raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+        raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
     return heads
 
 

@@ -136,7 +136,7 @@ class TokenVerbs(Recording):
 
     def replace_ids(self, ids: Rows, table: np.ndarray) -> Activation:
         if table.shape != (self._vocab_size,):
-            raise ModelError(f"{table.size} numbers for {self._vocab_size} tokens")
+            raise ModelError(f"a table of {table.size} ids for {self._vocab_size} tokens")
         return self._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
 
     def embed_positions(self, weight: Weight, positions: Rows) -> Activation:
@@ -162,7 +162,7 @@ class TokenVerbs(Recording):
         if rows < hashing.first + hashing.size:
             raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
         if tokens.columns < len(hashing.factors):
-            raise ModelError(f"hashes of {len(hashing.factors)} tokens, of {tokens.columns} that are known")
+            raise ModelError(f"hashes of {len(hashing.factors)} tokens, but only {tokens.columns} is known")
         return self._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
 
     def select(self, x: Activation, which: Rows) -> Activation:

@@ -25,7 +25,7 @@ def split_at_layer(operations: list[Operation], layer: int) -> Halves:
     last = max((i for i, found in enumerate(layers) if found is not None and found < layer), default=-1)
     cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := live(operations, at))]
     if not cuts:
-        raise UnsupportedError(f"the layers before and from {layer} on cannot be computed apart")
+        raise UnsupportedError(f"the model cannot be split before layer {layer}")
     crossing, at = min(cuts, key=lambda cut: (sum(x.columns for x in cut[0]), cut[1]))
     return Halves(operations[:at], operations[at:], crossing)
 

@@ -92,7 +92,9 @@ class _Closing:
         """Replace a schema's $ref by the schema that it points to, joined with the other keywords by allOf."""
         self._count += 1
         if self._count > MOST_JOINED:
-            raise UsageError(f"the schema cannot be used: it joins more than {MOST_JOINED} references with others")
+            raise UsageError(
+                f"the schema cannot be used: more than {MOST_JOINED} references have other keywords next to $ref"
+            )
         rest = {word: value for word, value in schema.items() if word != "$ref"}
         there = resolve_pointer(schema["$ref"], self._root)
         if not isinstance(there, Mapping):

@@ -34,7 +34,7 @@ class PairEmbedder:
         self.reader, self._words = ClipEncoder(file, options), ClipWords(file.metadata, file.path)
         self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
         if len(self._words.pieces) > self.reader.vocab_size:
-            raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, embeddings of {self.reader.vocab_size}")
+            raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, but {self.reader.vocab_size} embeddings")
 
     def embed(
         self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None

@@ -72,7 +72,7 @@ def test_what_no_model_has(tiny: str, given: dict, message: str):
 
 
 def test_layers_with_windows_are_not_scaled(model_path):
-    with pytest.raises(UnsupportedError, match="models with attention windows are scaled as the file says"):
+    with pytest.raises(UnsupportedError, match="the RoPE scaling of models with attention windows cannot be changed"):
         localllm.open(model_path("gemma2"), rope=RopeScaling("linear", 2.0))
 
 

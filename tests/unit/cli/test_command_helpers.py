@@ -371,7 +371,7 @@ def test_what_a_pull_shows(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     )
     assert "hf:a/b: looking at the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
     assert "checking 1.0 GB" not in shown  # a moment after the last one
-    assert shown.endswith("hf:a/b: 3.0 GB\n") and "was here already" in pulled(Pulls(received=0))
+    assert shown.endswith("hf:a/b: 3.0 GB\n") and "already downloaded and verified" in pulled(Pulls(received=0))
     assert "trying again: it broke" in pulled(Pulls(("interrupted", "it broke")))
 
 
@@ -679,7 +679,7 @@ def test_a_report(capsys: pytest.CaptureFixture[str]):
     err = capsys.readouterr().err
     assert "prompt: 9 tokens, 4 of them known, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
     assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
-    assert "guessed: 6 tokens, 2 of them right" in err
+    assert "drafted: 6 tokens, 2 accepted" in err
     card: Any = SimpleNamespace(**{**vars(MODEL), "device": "H100"})
     plain = report.report_one(card, answer(drafted=0, cached_tokens=0, prefill_s=0.0, decode_s=0.0), 0.1, 2.0)
     assert plain["timings"]["prefill_tps"] == plain["timings"]["decode_tps"] == 0 and "tokens" not in plain

@@ -216,7 +216,7 @@ def test_what_took_no_time_has_no_speed(capsys):
     prompt, said, guessed = told(capsys, result)
     assert prompt == "prompt: 50 tokens in 0.00 s, model loaded in 0.50 s on H200, 3 of 4 layers"
     assert "1 tokens in 0.00 s (0.0 per second)" in said
-    assert guessed == "guessed: 9 tokens, 4 of them right: a step less for each"
+    assert guessed == "drafted: 9 tokens, 4 accepted, each of which saves a step"
 
 
 def test_several_answers_have_seeds_if_they_were_drawn(capsys):

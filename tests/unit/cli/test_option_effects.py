@@ -403,7 +403,7 @@ REFUSED = {
     "embed M TEXT --near x --no-normalize": "--near needs vectors of length 1: leave out --no-normalize",
     "serve M --host x": "--host lets other computers connect: give --api-key-file FILE with the keys that they may use",
     "serve M --host x --api-key-file KEYS --socket s": "give either --socket or --host, not both",
-    "serve a=TEXT b=TEXT --mmproj x": "--mmproj works with one model only; several use the mmproj-*.gguf beside each",
+    "serve a=TEXT b=TEXT --mmproj x": "--mmproj works with one model; several use the mmproj-*.gguf in their folders",
     "serve M --media-path DIR --media-path TEXT": "--media-path: TEXT is not a folder",
     "serve M --memory much": "--memory: 'much' is not a size such as 500M or 8G",
     "run two&words": "'two words' is not a model; give MODEL before the prompt, or the prompt with -p",

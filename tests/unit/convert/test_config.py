@@ -273,7 +273,7 @@ def test_how_large_a_small_file_may_be(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(files, "MOST_BYTES", most)
         assert files.read_json(path) == {"a": 1}
     monkeypatch.setattr(files, "MOST_BYTES", 6)
-    with pytest.raises(ModelError, match=r"x\.json: 7 bytes are too many for such a file$"):
+    with pytest.raises(ModelError, match=r"x\.json: the file is too large: 7 bytes$"):
         files.read_bytes(path)
     assert files.read_bytes(tmp_path) is None and files.read_text(tmp_path / "none") is None
 

@@ -396,7 +396,7 @@ def test_where_a_model_is_cut():
                 at("a", 0, (), made),
                 at("b", 1, (made,), made),
             ]
-        with pytest.raises(UnsupportedError, match=r"^the layers before and from 1 on cannot be computed apart$"):
+        with pytest.raises(UnsupportedError, match=r"^the model cannot be split before layer 1$"):
             split_at_layer(entangled, 1)
 
 

@@ -116,7 +116,7 @@ def test_memory_that_there_is_not(monkeypatch):
     made._region = SimpleNamespace(use=refuse, give_back=refuse)
     for call, told in (
         (made.use, "not enough memory for the KV cache; use a smaller context"),
-        (made.give_back, "the system refused to take back 7 bytes of memory"),
+        (made.give_back, "cannot return 7 bytes of memory to the system"),
     ):
         with pytest.raises(MemoryLimitError) as caught:
             call(2, 9)
@@ -282,10 +282,13 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"state": Recurrent(0, ())}, "head.gguf: a draft layer should have attention"),
-        ({"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
-        ({"draft": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
-        ({"tokens": None}, "head.gguf: logits for 2 tokens of 9"),
+        ({"state": Recurrent(0, ())}, "head.gguf: draft heads without attention are not supported"),
+        (
+            {"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)},
+            "head.gguf: rows of 5 numbers; the layer expects 4",
+        ),
+        ({"draft": guess(3)}, "head.gguf: logits for 3 tokens instead of 2"),
+        ({"tokens": None}, "head.gguf: logits for 2 tokens instead of 9"),
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],
 )

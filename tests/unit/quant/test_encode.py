@@ -205,7 +205,7 @@ def test_threads_and_the_input_array_change_nothing(name: str, monkeypatch: pyte
 
 def test_what_does_not_fit_is_refused():
     weights = MATRICES["normal"]
-    with pytest.raises(ValueError, match="rows of 480 weights are not whole blocks of 256, which Q4_K has"):
+    with pytest.raises(ValueError, match="rows of 480 weights cannot be divided into Q4_K's blocks of 256"):
         encode("Q4_K", weights[:, :480])
     with pytest.raises(ValueError, match="512 finite numbers"):
         encode("Q4_K", weights, IMPORTANCE[:-1])

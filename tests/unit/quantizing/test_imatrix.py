@@ -577,7 +577,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["TINY", "TEXT"], "-o"),
         (2, ["-o", "OUT"], "MODEL is missing"),
         (2, ["TINY", "-o", "OUT"], "TEXT is missing"),
-        (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "a chunk takes 9999"),
+        (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "fewer than a chunk of 9999"),
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),

@@ -443,7 +443,7 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
         (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or greater"),
         (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or greater"),
         (2, ["TINY", "TEXT", "--chunks", "0"], "1 or greater"),
-        (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
+        (2, ["TINY", "TEXT", "-c", "100000"], "fewer than a chunk of 100000"),
         (2, ["TINY", "--kl-divergence"], "FILE together"),
         (2, ["TINY", "--base", "x"], "FILE together"),
         (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "leave out TEXT"),

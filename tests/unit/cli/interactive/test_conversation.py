@@ -505,7 +505,7 @@ def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: 
     path.write_bytes(path.read_bytes() + b'{"role": "user", "content": "torn"}\n')
     talk.model = Model("n")
     shown = say("/load trip")
-    assert "a turn at the end of the session 'trip' had not been written whole" in shown
+    assert "the last turn of the session 'trip' was incomplete and has been removed" in shown
     assert "was started with another model, m; it continues with n" in shown and texts(talk) == ["q", "a"]
     talk.leave()
     assert "warning" not in (say("/clear"), setattr(talk, "model", Model("m")), say("/load trip"))[2]

@@ -100,7 +100,7 @@ def test_a_row_for_each_token(pieces: int, monkeypatch):
     reader = SimpleNamespace(width=8, context=9, vocab_size=4)
     monkeypatch.setattr(pair_embedding, "ClipEncoder", lambda file, options: reader)
     monkeypatch.setattr(pair_embedding, "ClipWords", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
-    with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, embeddings of 4$"):
+    with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, but 4 embeddings$"):
         made = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
         assert (made.width, made.context, made.tokens, made.warnings) == (8, 9, 0, [])
 

@@ -223,7 +223,7 @@ def test_addresses(given: str, url: str):
 def test_what_is_no_address(given: str):
     with pytest.raises(UsageError) as failure:
         Endpoint.of(given)
-    expected = "endpoint should be the address of a server, as http://127.0.0.1:8000/v1, not "
+    expected = "endpoint should be the address of a server, such as http://127.0.0.1:8000/v1, not "
     assert str(failure.value) == f"{expected}{given!r}"
 
 
