@@ -27,7 +27,7 @@ Fields = Callable[[SearchResult], dict[str, np.ndarray]]
 def encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
     """Make the encoder of a format.
 
-    fields: makes of the search's results the fields by name, uint8 [blocks, bytes of the field]; how, more: arguments
+    fields: converts the search's results to fields, by name, uint8 [blocks, bytes of the field]; how, more: arguments
     of `search` after `grid`; grid: the format whose codebook is searched, `name` by default.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes

@@ -141,7 +141,7 @@ def from_merges_of_gemma4(path: Path, content: TokenizerJson, size: int) -> Toke
 
 
 def show(tokens: Tokens) -> None:
-    """Make tokens for parsing answers visible: user-defined instead of control tokens."""
+    """Turn control tokens that are needed to parse answers into user-defined ones, which are visible."""
     for token, piece in enumerate(tokens.pieces):
         if piece in SHOWN:
             tokens.types[token] = USER_DEFINED

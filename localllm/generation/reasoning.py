@@ -217,7 +217,8 @@ class Thinking:
         format: the marks, or None.
         is_open: whether the prompt ends within the reasoning, because the template has opened it.
         has_words: whether the reasoning has text already, so that white space at its beginning is kept.
-        shown: texts of the tokens that are marks, by id, with ESCAPE.  plain: their texts elsewhere, by these.
+        shown: texts of the tokens that are marks, by id, with ESCAPE.
+        plain: by each of these texts, the token's text outside of reasoning.
         starts: tokens that begin the reasoning or a header; the tokens of `continuing` follow.
         closing: tokens that end the reasoning.
         budget: most tokens of reasoning, or None.

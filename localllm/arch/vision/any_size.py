@@ -16,7 +16,7 @@ MOST_MERGED = 4  # patches on a side
 
 
 class AnySize(Vision):
-    """An encoder of pictures with `least` to square * square rows in the language model."""
+    """An encoder of pictures of any size, which become `least` to square * square rows of the language model."""
 
     least: ClassVar[int]
     square: ClassVar[int]

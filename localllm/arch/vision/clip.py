@@ -6,7 +6,8 @@ Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.c
 `general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
 tensors below `t.` and `v.`, and a projection after each. llama.cpp itself reads no text encoder.
 
-The text encoder is causal, and the last token's row becomes the vector; of a picture it is the row of the class token.
+The text encoder is causal, and the last token's row becomes the vector; a picture's vector is the row of its class
+token.
 """
 
 from typing import ClassVar, NamedTuple

@@ -1,4 +1,4 @@
-"""Groups of a layer's tensors that architectures share: GGUF names, and shapes by the names of sizes."""
+"""Groups of a layer's tensors that architectures share: by GGUF names, with shapes as names of sizes."""
 
 from collections.abc import Sequence
 

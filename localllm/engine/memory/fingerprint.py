@@ -64,7 +64,7 @@ def describe_operations(operations: Sequence[Operation]) -> list[object]:
 
 
 def plain(value: object) -> object:
-    """Convert an operation's attribute to a value whose repr is equal exactly for equal attributes."""
+    """Convert an operation's attribute to a value; reprs of values are equal if and only if attributes are."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):

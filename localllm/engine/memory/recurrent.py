@@ -93,7 +93,10 @@ class RecurrentState:
     """
 
     def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
-        """Begin with the states after `position` tokens, possibly shared; None: with zeros."""
+        """Begin with the states after `position` tokens.
+
+        memory: their block, possibly shared; None: zeros.
+        """
         self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
         self._shared, self._several = True, False  # whether others need `target`; whether the last run had many tokens
@@ -109,7 +112,7 @@ class RecurrentState:
         self._position, self._shared, self._several = length + count, False, count > 1
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Add a snapshot; above SNAPSHOTS, drop the one that saves the fewest tokens for its distance from the end."""
+        """Add a snapshot; of too many, drop one that saves few tokens for its distance from the end."""
         if snapshot.position in (0, *(kept.position for kept in self._snapshots)):
             return
         self._snapshots.append(snapshot)

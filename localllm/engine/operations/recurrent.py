@@ -261,7 +261,7 @@ class RecurrentReference(Computing):
         return self._by_head(heads, token, q, k, v, dt, strength)
 
     def _by_head(self, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array) -> Array:
-        """Return q h + more for each token.
+        """Scan all heads token by token; return q h + more for each token.
 
         token(h, q, k, v, dt, ...) -> (new h, more) updates the heads' states, which have already decayed by dt.
         """

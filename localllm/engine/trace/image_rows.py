@@ -55,9 +55,9 @@ class TabulatedRecorder(Recorder):
 
 
 class RowRecorder(TabulatedRecorder):
-    """A recorder for runs of image rows, float32 [BATCH, width or more], which the caller writes like the angles.
+    """A recorder for runs of image rows: the caller writes them and the RoPE angles before a run.
 
-    is_whole: whether the rows of a run have bidirectional attention.
+    The rows are float32 [BATCH, width or more].  is_whole: whether the rows of a run have bidirectional attention.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):

@@ -1,9 +1,9 @@
 """Find where scales can be folded into a model without changing what it computes (AWQ, SmoothQuant).
 
 Folding divides the columns of an activation by scales, and multiplies the columns of all matrices that read it. The
-activation comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It may reach
-these matrices only through operations that commute with scaling: a multiplication (the up side of a gated feed-forward
-network), max(x, 0), the values of attention (which a group of query heads shares), a selection of rows.
+activation comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are divided. It
+may reach these matrices only through operations that commute with scaling: a multiplication (the up side of a gated
+feed-forward network), max(x, 0), the values of attention (which a group of query heads shares), a selection of rows.
 """
 
 from collections import Counter

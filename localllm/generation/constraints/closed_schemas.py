@@ -29,7 +29,7 @@ Path = tuple[str, ...]  # the references that were followed to reach a schema
 
 
 class _Closing:
-    """The schemas within a root."""
+    """Closes the objects of all schemas within a root schema."""
 
     def __init__(self, root: Schema):
         self._root, self._count = root, 0

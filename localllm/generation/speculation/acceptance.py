@@ -86,7 +86,7 @@ class StepCostModel:
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
-        """Return the tokens of a step, relative to a step without a draft.
+        """Return how many times as many tokens a step gives as a step without a draft.
 
         expected: tokens of this answer.
         """

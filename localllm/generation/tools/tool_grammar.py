@@ -115,7 +115,8 @@ class ToolGrammar:
 
     Attributes:
         use: the tools.  format: of calls.
-        shown: texts of the format's special tokens, by id, with ESCAPE.  plain: their texts elsewhere, by these.
+        shown: texts of the format's special tokens, by id, with ESCAPE.
+        plain: by each of these texts, the token's text outside of calls.
     """
 
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
@@ -168,7 +169,7 @@ class ToolGrammar:
         return fits(arguments, self._schemas[name])
 
     def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
-        """Make a matcher of the text after a call's trigger; with it if a call is required, or `whole`.
+        """Make a matcher of the text after a call's trigger; including the trigger if a call is required, or `whole`.
 
         Raises UsageError.
         """

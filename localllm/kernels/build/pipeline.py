@@ -33,8 +33,8 @@ from localllm.kernels.machine import this_lane
 class Linkable(CPUCodeLibrary):
     """A function in LLVM's IR with all that it calls. A kernel is optimized once, as a whole (compile.py).
 
-    Numba would optimize every function with all that it calls, so that the innermost meet the optimizer as often as
-    they have callers above them: a third of the time that a large kernel takes.
+    Numba would optimize every function with all that it calls, so that inner functions are optimized again for each
+    function above them: a third of the time that a large kernel takes.
     """
 
     def _optimize_final_module(self) -> None:

@@ -12,7 +12,10 @@ from localllm.quant.layouts import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Register vectors of 16 x tokens for a lane: of integers (tiles.py) and of float32 (tiles_f32.py)."""
+    """Return the sizes of register tiles on a lane, (vectors of 16 rows, tokens): integer, then float32 ones.
+
+    See matmul/tiles.py and matmul/tiles_f32.py.
+    """
     if of.has_512_bits:
         return (2, 6), (2, 12)
     return (2, 4) if of.has_avx2_only else (1, 4), (1, 4)

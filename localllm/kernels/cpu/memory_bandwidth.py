@@ -28,7 +28,7 @@ def read_step(at):
 def stream(a, part, parts, thread):
     """Compute the exclusive or of all 64-byte words of a part.
 
-    A result, so that the reading cannot be left out.
+    Without a result, the compiler would leave out the reading.
     """
     units = argument(a, STREAM.size) // UNIT
     first, last = units * part // parts, units * (part + 1) // parts

@@ -178,9 +178,9 @@ def q3_k_codes(address):
 
 @device
 def q3_k_scales(address):
-    """Compute 16 scales of 6 bits.
+    """Unpack 16 scales of 6 bits.
 
-    Eight bytes with the low nibbles of two, four bytes with the high bits of four.
+    Eight bytes have the low nibbles of two scales each, four bytes the high bits of four.
     """
     low = load_u32(address + Q3_SCALES) | (load_u32(address + Q3_SCALES + 4) << 32)
     high = load_u32(address + Q3_SCALES + 8)

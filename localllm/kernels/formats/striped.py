@@ -26,7 +26,7 @@ stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4
 
 @device
 def four_by_16(address, step):
-    """Compute 16 bytes from each of four addresses."""
+    """Load 16 bytes from each of four addresses."""
     low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
     return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
 

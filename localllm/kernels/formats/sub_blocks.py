@@ -54,17 +54,17 @@ class SubBlocks(NamedTuple):
 
 
 def load_words(builder, address, at):
-    """Compute 64 bytes as words of 32 bits."""
+    """Load 64 bytes as words of 32 bits."""
     return load_value(builder, builder.add(address, I64(at)), i32x16.llvm)
 
 
 def masked(builder, words, masks):
-    """Return the bits of each byte that the lane's mask has, as bytes."""
+    """Keep the bits of each byte that its lane's mask has."""
     return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
 
 
 def spread(builder, address, order):
-    """Return the bytes `order` of 16, or 0 for None, in 64."""
+    """Return 64 bytes, picked from 16 by `order`; 0 for None."""
     block = load_value(builder, address, BLOCK)
     return picked_bytes(builder, shuffled(builder, block, block, [*range(16)] * 4), order)
 

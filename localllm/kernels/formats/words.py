@@ -133,7 +133,7 @@ def load_two(builder, address, distance):
 
 
 def signed_bytes(builder, words) -> Codes:
-    """Return even and odd bytes, of which each has its sign."""
+    """Return the even and the odd bytes of words, sign-extended."""
     eight = constant_like(words, 8)
     return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
 

@@ -250,7 +250,7 @@ def float_i8x16(builder, value):
 
 @operation(f32x16, u8x16)
 def twice_i8x16(builder, value):
-    """Return each signed byte as two words of 16 bits, in the lanes of a vector of floats, as which it is stored."""
+    """Return each signed byte twice, as words of 16 bits, in the lanes of a vector of floats."""
     return as_pairs(builder, *[builder.sext(value, i32x16.llvm)] * 2)
 
 

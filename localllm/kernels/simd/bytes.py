@@ -354,7 +354,7 @@ def lookup_bytes(builder, table, codes):
 
 
 def picked_bytes(builder, value, order):
-    """Pick of each 16 bytes those with these 16 indices, or 0 for None; `order` has 64. For AVX-512."""
+    """Pick from each 16 bytes those with these 16 indices, 0 for None; `order` has 64 indices. For AVX-512."""
     indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
     return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
 

@@ -127,7 +127,7 @@ class SensitivityCollector(ActivationCollector):
         self.coarse[tensor.name] = self.encode_matrix(job, inputs, next(name for name in COARSE if name in names))
 
     def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
-        """Compute the output error of matrix n: of zeros (the norm), of each format, then of rounding its inputs."""
+        """Compute the output error of matrix n with zeros (its norm), in each format, and with rounded inputs."""
         feedback, (moments, met) = self.feedback_for(inputs, n, tensor.name), self._held_out(inputs, n, tensor.name)
         weights, names = self.sample_rows(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 

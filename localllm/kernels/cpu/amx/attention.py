@@ -125,7 +125,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
+        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
         registers, apart, steps = tiles - TILE_REGISTERS, 16 * padded * 4, (count + 31) // 32
         pack_weights(weights, rows, count)
         pack_values(values, count, token_bytes, padded, tiles)

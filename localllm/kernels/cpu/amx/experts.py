@@ -20,7 +20,7 @@ from localllm.kernels.simd import load_i64, store_i64
 def make_finish(product, own):
     """Make a function that computes the other arguments that change from expert to expert.
 
-    Its panels, and both planes if the run is small enough for them.
+    These are its panels, and whether the run is small enough for both planes.
     """
 
     @device

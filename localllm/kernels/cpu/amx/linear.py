@@ -114,7 +114,7 @@ def make_unpack(product):
 def make_fetch(product):
     """Make a function that prefetches a share of the next slabs' weights between the panels of the current ones.
 
-    They are parts of many rows, which no hardware prefetcher predicts.
+    The weights are parts of many rows, which no hardware prefetcher predicts.
     """
 
     @device

@@ -56,7 +56,7 @@ def make_few(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
-        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
+        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
         step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead

@@ -63,7 +63,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
+        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
         convert_values(values, count, token_bytes, padded, tiles)
         for d in range(0, padded - WIDTH + 1, WIDTH):
             for r in range(0, rows, ROWS):

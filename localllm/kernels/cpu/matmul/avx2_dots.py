@@ -35,7 +35,7 @@ if HAS_AVX2_DOTS:
 
 
 def byte_products(words, largest):
-    """Return `emit(first token) -> (lines, sums)` for codes up to `largest` times bytes, and its tokens at a time.
+    """Return `emit(first token) -> (lines, sums)` for codes up to `largest` times bytes, and its number of tokens.
 
     words: byte offsets of 4 columns in x; w has the codes of 16 rows, 64 bytes a word. sums: registers [token][half].
     """
@@ -92,7 +92,7 @@ def load_codes(word, registers):
 
 
 def word_products(words):
-    """Make products for x in words of 16 bits, of each 4 columns first the even ones (see quantize.py)."""
+    """Make products for x in words of 16 bits, of every 4 columns the even ones first (see quantize.py)."""
     sums = halves(0, TOKENS)
 
     def emit(first):

@@ -68,7 +68,7 @@ def in_runs(columns):
 def make_to_words(load_16, width):
     """Make a function (address, columns, target) -> scale.
 
-    Numbers of `width` bytes, 16 or a multiple, to words in runs.
+    It converts numbers of `width` bytes, 16 or a multiple of them at a time, to words in runs.
     """
 
     @device

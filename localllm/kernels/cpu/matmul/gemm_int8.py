@@ -95,8 +95,9 @@ def make_unpack_tile(format):
 def make_pair(format, words):
     """Multiply 64 columns, two runs with words at these offsets, and add them to a tile's totals.
 
-    Most tokens have one scale for both runs (quantize.py). Weights with one scale, too, take 216 multiplications, of
-    which 192 are dot products, those with two 228; with two scales of a token it would be 228 and 240.
+    Most tokens have one scale for both runs (quantize.py). Weights that also have one scale for both take 216
+    multiplications, of which 192 are dot products, those with two scales 228; if tokens had two scales, it would be 228
+    and 240.
     """
     of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
     s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR

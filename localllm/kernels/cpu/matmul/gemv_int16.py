@@ -119,7 +119,7 @@ def keep_order(builder):
 
 
 def as_it_is(builder, value):
-    """Return a vector that LLVM keeps in a register: it would join a shuffle with the next one, to a slower one."""
+    """Return a vector that LLVM keeps in a register: otherwise it merges two shuffles to a slower one."""
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
@@ -177,7 +177,7 @@ class Totals:
         return builder.sitofp(reduce(builder.add, products), f32x8.llvm)
 
     def scales(self, builder, totals, factors, c, n, distance):
-        """Return scales of rows times those of tokens [token][row]; add what the codes' offsets or minimums are."""
+        """Return scales of rows times those of tokens [token][row]; add the terms of the codes' offsets or minimums."""
         scales = []
         for token in range(self.tokens):
             of_token, sums = (

@@ -28,12 +28,12 @@ NEIGHBOURS = [lane ^ 1 for lane in range(16)]
 class RowTotals:
     """The totals of a token: two rows share a vector, one in the even lanes, one in the odd ones.
 
-    Each has a lane there for every run of 32 columns; for sub-blocks of 16 columns there is a vector for the first
-    halves of the runs and one for the second. The rows' codes are mixed once so that dot products come in these lanes.
-    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are the
-    bottleneck. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
-    products, and 41 in Q6_K; measured, in the caches: 39.5 and 44. The work that all tokens share takes 50 to 90
-    cycles.
+    A row has a lane for every run of 32 columns; with sub-blocks of 16 columns, one vector has the first halves of the
+    runs, another one the second halves. Codes are interleaved once (`mix`), so that dot products are in these lanes.
+    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: these units
+    are the bottleneck. For a group of four rows and one token in both planes, they need 38 cycles in Q4_K, of which 32
+    are dot products, and 41 in Q6_K; measured, with data in the caches: 39.5 and 44. The work that all tokens share
+    takes 50 to 90 cycles.
     """
 
     def __init__(self, shape, rows, planes):

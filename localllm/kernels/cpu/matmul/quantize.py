@@ -84,9 +84,10 @@ def striped_place(run, whole):
 
 @device
 def quantize_run(x, largest, a, token, run, whole):
-    """Quantize run number `run` of a token, at x; whole: see below.
+    """Quantize run number `run` of a token, at address x.
 
-    largest: the largest magnitude among the numbers that share its scale.
+    whole: the number of runs in whole groups of 256 columns.  largest: the largest magnitude among the numbers that
+    share its scale.
     """
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run

@@ -104,7 +104,7 @@ def rescaled(builder, format, codes, factors, least):
 
 
 def spread(builder, values, runs, part, parts):
-    """Spread words [32] for a vector of `runs` runs, whose sub-block number `part` of `parts` it holds."""
+    """Spread words [32] over a vector of `runs` runs that holds sub-block `part` of the `parts` of each run."""
     return shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 

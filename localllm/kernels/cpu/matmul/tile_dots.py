@@ -79,7 +79,7 @@ def make_dots(words, dot):
 
 
 def columns_of(builder, address, word):
-    """Compute 4 columns of a token, in all lanes.
+    """Load 4 columns of a token into all lanes.
 
     An ARM multiplies with a lane of what is loaded once for two words.
     """
@@ -118,7 +118,7 @@ PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def pair_of_tokens(builder, first, second, word):
-    """Compute 8 columns of two tokens."""
+    """Load 8 columns of two tokens into one vector."""
     pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
     for lane, address in enumerate((first, second)):
         columns = load_value(builder, builder.add(address, I64(word)), I64)

@@ -155,7 +155,7 @@ def columns_at(builder, c, stride):
 def make_times(scales_at, kind, first=False):
     """Return an intrinsic (totals, values, address, stride).
 
-    Totals (not if they are the first) + values * scales.
+    It computes values * scales, plus the totals unless `first`.
 
     kind: of the values, `ints` or `floats`.
     """

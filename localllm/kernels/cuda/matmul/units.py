@@ -64,7 +64,7 @@ def nibbles(q, shift, mask, flipped):
 
 @device
 def pairs(q, place, flipped):
-    """Compute 8 words out of 2, each with 2 bits of every byte, at `place` (0 to 6)."""
+    """Split 2 words into 8, each with 2 bits of every byte, at `place` (0 to 6)."""
     mask = 0x03030303 << place
     return (
         bits(q[0], -place, mask) ^ flipped,
@@ -227,7 +227,7 @@ SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
 
 
 def make_factors(name, factor, centre):
-    """Make a function that reads a unit's scales, times `factor`, and minimums, `centre` scales down."""
+    """Make a function that reads a unit's scales, times `factor`, and minimums, lowered by `centre` scales."""
     layout = LAYOUTS[name]
     if layout.low is not None:
         both_of = floats_of(name)
