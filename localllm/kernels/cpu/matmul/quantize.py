@@ -1,4 +1,29 @@
-"""Quantize activations to 16-bit integers in two planes of bytes."""
+"""Quantize activations to 16-bit integers in two planes of bytes.
+
+32 numbers share a scale: x = scale * (256 * high + low).
+
+In runs with more tokens than both planes are multiplied for, two neighbouring scales are replaced by one if they are of
+about the same size: gemm_int8.py takes 5 % less time then. The high plane's error becomes 3.5e-5 of a product's mean
+square instead of 2.9e-5 (normally distributed numbers). If all neighbours shared a scale, the errors of a real model's
+logits would grow by half; as it is they do not grow, because the few columns with large numbers keep scales of their
+own.
+
+The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
+practically exact and cost two dot products instead of one; matmul_quantized.py says which kernels use both. Where one
+of the 32 is not finite, the scale is NaN, and so is every product.
+
+The bytes are striped like the codes of weights (group_format.py): in each 256 columns, numbers 8 q to 8 q + 7 of all
+eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
+
+Where words are multiplied (avx2_dots.py), both planes are also written as one plane of 16-bit words, striped in the
+same way; of every 4 columns, the even ones come first.
+
+Next to the codes are scaled sums of both planes and of the high one, per 32 and per 16 numbers: they are multiplied
+with minimums, and with the offsets of the weights' codes. Scales and sums have a place for every 16 numbers, like the
+lanes of striped dot products, so what belongs to 32 numbers is stored twice. The excess is the high plane's sums of
+integers per 32, times the negative offset of the weights' bytes in gemm_int8.py; where words are multiplied, it is the
+sums of integers per 16, in 16 bits.
+"""
 
 from llvmlite import ir
 from numba import float32, types
