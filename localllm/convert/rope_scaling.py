@@ -22,7 +22,7 @@ class RopeScaling:
 
 
 def rope_parameters(config: Config) -> Config:
-    """Return the RoPE section of config.json; of two, that of the layers with full attention."""
+    """Return the RoPE section of config.json; if there are two, that of the layers with full attention."""
     section = config.section("rope_parameters")
     if not section.content:
         section = config.section("rope_scaling")

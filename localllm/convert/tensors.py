@@ -79,7 +79,7 @@ def to_halves(source: TensorSource, head_dim: int, rotated_dims: int) -> Derived
 
 
 def take_strided(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> DerivedSource:
-    """Take every `step`-th row from `start` on in each `period` rows, as many as a matrix of `shape` has."""
+    """Take every `step`-th row from `start` on in each `period` rows, until there are as many as `shape` has."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         matrix, within = np.divmod(rows, shape[-2])

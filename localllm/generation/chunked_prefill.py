@@ -109,7 +109,7 @@ def read_prompt(
 
 
 def most_between_steps(parameters: int) -> int:
-    """Return how many prompt tokens to read between two decode steps of a model with so many parameters.
+    """Return how many prompt tokens to read between two decode steps of a model with this many parameters.
 
     This does not depend on measured times, so that the same input always gives the same runs and answers.
     """

@@ -19,7 +19,7 @@ class ReferenceCache:
     def __init__(
         self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
     ):
-        """Allocate the cache; states: None for a sequence that has met no recurrent layer."""
+        """Allocate the cache; states: None before the first run of a recurrent layer."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types

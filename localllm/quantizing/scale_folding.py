@@ -194,7 +194,7 @@ def fold_scales(
 
 
 def foldable(calibration: Calibration) -> list[ScaleFold]:
-    """Find the folds whose tensors can be scaled and of which a matrix will be encoded."""
+    """Find the folds whose tensors can be scaled and that have a matrix to encode."""
     jobs = calibration.jobs
     return [
         fold

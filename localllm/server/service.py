@@ -297,7 +297,7 @@ def count_bytes(prompt: str | list[Message]) -> int:
 
 @lru_cache(maxsize=64)
 def max_prompt_bytes(tokenizer: Tokenizer, context: int) -> int:
-    """Return the most bytes that a prompt in a context of so many tokens can have; cached."""
+    """Return the most bytes that a prompt in a context of this many tokens can have; cached."""
     return tokenizer.most_bytes(context)
 
 

@@ -68,7 +68,7 @@ def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
-    """Split lines of one shape into templates by the values of numbers that are kept."""
+    """Split lines that differ only in numbers into templates, by the numbers that `values_to_keep` returns."""
     fields = [*zip(*(values for _, values in members), strict=True)]
     kept = [values_to_keep(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)

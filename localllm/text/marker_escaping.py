@@ -24,7 +24,7 @@ class Renders(Protocol):
 
 
 class Markers:
-    """The texts of a vocabulary's control tokens, without those of one character, which cannot be broken."""
+    """The texts of a vocabulary's control tokens, without single characters, into which no BREAK fits."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         pieces = [piece for piece in pieces if len(piece) > 1]

@@ -102,7 +102,7 @@ def require_light(value: object, written: bool = False) -> object:
     while rest:
         container = rest.pop()
         if isinstance(container, LoopContext):
-            raise LimitError("a loop cannot be kept in a list")
+            raise LimitError("the variable `loop` cannot be stored in a list")
         container = container._Namespace__attrs if isinstance(container, Namespace) else container
         parts += len(container)
         if parts > ITEMS:

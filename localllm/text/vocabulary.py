@@ -187,7 +187,7 @@ def _pieces(keys: Checked) -> list[str]:
 def _ids(
     keys: Checked, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
 ) -> tuple[dict[str, int] | StringIndex, Twins]:
-    """Map texts to tokens, and list texts that several tokens have; a cached vocabulary has none of these."""
+    """Map texts to tokens, and list texts that several tokens have; a cached vocabulary has no such texts."""
     if cached:
         return StringIndex(cached), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))

@@ -58,8 +58,8 @@ def open_remote(
 ) -> Any:
     """Open a RemoteModel, with the interface of a local model, at an endpoint.
 
-    Options about weights have no effect, of which the user is warned. refused: options by name that would change the
-    answer; they must not be set. Raises UsageError, EndpointError.
+    Warns of options about weights, which have no effect. refused: options by name that would change the answer; they
+    must not be set. Raises UsageError, EndpointError.
     """
     from localllm.services.remote.model import RemoteModel
 

@@ -163,7 +163,7 @@ class Sampling:
     """Sampling.
 
     The fields are those of SamplingOptions, whose defaults the help repeats, because importing them would import NumPy.
-    A test compares.
+    A test compares them.
     """
 
     seed: Annotated[

@@ -93,7 +93,7 @@ def progress_of(total: int, line: ProgressLine) -> "Iterator[OnProgress]":
 
 
 class _Lines:
-    """Lines that are printed at most every EVERY seconds, for logs; none for what takes less."""
+    """Lines for logs, printed at most every EVERY seconds; none if the job takes less."""
 
     def __init__(self) -> None:
         self._last = monotonic()

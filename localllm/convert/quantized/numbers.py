@@ -94,7 +94,7 @@ def decode(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def map_words(tensor: Stored) -> np.ndarray:
-    """Map a tensor of integers, of which columns are read: [rows, columns]."""
+    """Map a tensor of integers, whose columns are read: [rows, columns]."""
     return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 

@@ -52,7 +52,7 @@ class CpuTarget:
         return weight.tensor.data
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """Return the file's layout: the CPU reads weights as they are there."""
+        """Return the file's layout: the CPU reads weights as they are in the file."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
     def scratch(self, size: int) -> dict[str, object]:

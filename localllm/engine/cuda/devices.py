@@ -27,10 +27,10 @@ def place_layers(
     options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
     buffers: Callable[[Sequence[State], KVType], int],
 ) -> GpuPlacement:  # fmt: skip
-    """Open the GPU that the options name, and decide how many layers it gets: as many as wanted and as fit.
+    """Open the GPU that the options name, and decide how many layers it gets: those that are requested and fit.
 
-    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto there may
-    be no GPU; `warning` then says why. Raises NoCardError, MemoryLimitError, UnsupportedError.
+    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto there may be
+    no GPU; `warning` then says why. Raises NoCardError, MemoryLimitError, UnsupportedError.
     """
     device, wanted, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"

@@ -16,7 +16,7 @@ OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguida
 
 @lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each
 def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
-    """Return a schema, given as JSON, with llguidance's options: exact if it can be, else as far as it goes.
+    """Return a schema, given as JSON, with llguidance's options: exact if possible, else loosened.
 
     Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed. is_open:
     let objects have properties that a schema does not name. Raises UsageError for a strict tool whose schema cannot be

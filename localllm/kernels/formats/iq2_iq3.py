@@ -136,7 +136,7 @@ topmost_bit = constant_u8(u8x32, 128)
 def evened(signs):
     """Extend bytes of 7 bits by an eighth that makes the number of ones even.
 
-    Its sum of bits, modulo 2, gathers in a byte's topmost bit; what shifts bring from its neighbour stays below.
+    The parity of a byte is gathered in its topmost bit; bits that shifts bring in from its neighbour stay below.
     """
     twos = signs ^ up_1(signs)
     fours = twos ^ up_2(twos)

@@ -2,9 +2,9 @@
 
 See gemv_k_sub_blocks.py.
 
-Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane
-8 * part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of
-every lane. What shifts would cost stays in the codes and in the scales as powers of two, which cancel out.
+Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane 8 *
+part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of
+every lane. Codes are not shifted into place: the powers of two that remain in them and in the scales cancel out.
 """
 
 from collections.abc import Callable

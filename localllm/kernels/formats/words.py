@@ -1,4 +1,4 @@
-"""Codes as 16-bit words, in the order in which the fewest instructions make them of a block's bytes.
+"""Codes as 16-bit words, in the order that takes the fewest instructions to unpack from a block's bytes.
 
 For CPUs that multiply pairs of words, but have no dot product of bytes (AVX2): see gemv_int16.py. A reader gives them
 in units, each of which gets its scales at once:

@@ -44,7 +44,7 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """Return an intrinsic that shifts bytes, pair by pair: `amounts` holds one for each pair (repeated).
+    """Return an intrinsic that shifts bytes: `amounts` are those of the first pairs of bytes, then repeat.
 
     It shifts words of 16 bits, for which there are instructions (shifting bytes takes seven): bits that leave a byte
     enter its neighbour, so mask them before or after.
@@ -105,8 +105,8 @@ def make_gather_planes(stride):
 def gathered(builder, address, stride, size, count):
     """Gather words of 16 bits, `size` of them at address, at address + stride, ...: count * size lanes.
 
-    A vector of 64 bytes brings neighbours along: one shuffle takes from two of them what is wanted. A word that is
-    inserted by itself takes two instructions, of which 32 were a third of what two rows of Q4_1 took.
+    Vectors of 64 bytes are loaded, and one shuffle takes the words from two of them. To insert words one by one takes
+    two instructions for each: 32 of these were a third of the time of two rows of Q4_1.
     """
     end = (count - 1) * stride + 2 * size
     places = windows(stride, size, count, end)
@@ -198,7 +198,7 @@ def make_quads(*order):
 
 
 def make_rotate(*amounts):
-    """Return an intrinsic that rotates quads of bytes to the left, each by its amount (repeated)."""
+    """Return an intrinsic that rotates quads of bytes to the left by `amounts`, which repeat."""
 
     def rotate(builder, value):
         quads = ir.VectorType(I64, 8)

@@ -80,7 +80,7 @@ def dot_signed_bytes(builder, accumulator, x, y):
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
-    """Return the even bytes and the odd ones as words of 16 bits, pairs of which are multiplied and added."""
+    """Compute dot products by words of 16 bits: first the even bytes, then the odd ones."""
     words = ir.VectorType(I16, 32)
     x, y, eight = builder.bitcast(unsigned, words), builder.bitcast(signed, words), ir.Constant(words, [8] * 32)
     even = builder.and_(x, constant_like(x, 255)), builder.ashr(builder.shl(y, eight), eight)

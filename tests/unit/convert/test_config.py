@@ -397,8 +397,8 @@ def test_words_of_clip(tmp_path: Path, vocab: Any, merges: str | None, problem: 
 @pytest.mark.parametrize(("said", "matrix", "problem"), [
     ({}, (3, 2), ""), ({"bias": True}, (3, 2), "Dense module"), ({"bias": None}, (3, 2), ""),
     ({"activation_function": "torch.nn.modules.activation.Tanh"}, (3, 2), "Dense module"),
-    ({"in_features": 3}, (3, 2), "no linear.weight of the sizes"), ({}, None, "no linear.weight of the sizes"),
-    ({"out_features": 2}, (3, 2), "no linear.weight of the sizes"),
+    ({"in_features": 3}, (3, 2), "linear.weight is missing"), ({}, None, "linear.weight is missing"),
+    ({"out_features": 2}, (3, 2), "linear.weight is missing"),
 ])  # fmt: skip
 def test_matrices_behind_a_pooling(tmp_path: Path, said: dict[str, Any], matrix: Any, problem: str):
     usual = {"in_features": 2, "out_features": 3, "bias": False, "activation_function": "torch.nn.Identity"}

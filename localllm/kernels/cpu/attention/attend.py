@@ -128,7 +128,7 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
 
 @device
 def query_scale(a):
-    """Compute the factor of q k: scores in powers of 2, or, with a softcap, what `cap_scores` takes."""
+    """Compute the factor of q k: with a softcap scale / softcap, else scale * log2(e) for scores as exponents of 2."""
     softcap = argument_f32(a, ATTEND.softcap)
     return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 

@@ -2,8 +2,8 @@
 
 One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
 float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
-column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights meet activations rounded
-to BF16, if the CPU multiplies those (error 3e-6, twice the speed), and F16 weights go by gemm_f16_words.py.
+column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights are multiplied with
+activations rounded to BF16, if the CPU can (error 3e-6, twice the speed), and F16 weights as in gemm_f16_words.py.
 """
 
 from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR

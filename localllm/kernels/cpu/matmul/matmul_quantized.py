@@ -2,9 +2,9 @@
 
 One token, and a few: each row of W is read once, in the file's layout (gemv_quantized.py). More tokens (prefill): a
 tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic limits.
-Batches of up to `most tokens` use both planes of the activations, which is practically exact (gemm_int16.py);
-larger ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (gemm_int8.py).
-One token always uses both. Each of these is a kernel (pieces.py).
+Batches of up to `most tokens` use both planes of the activations, which is practically exact (gemm_int16.py); larger
+ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (gemm_int8.py). One token
+always uses both. Each of these is a kernel (kernel_variants.py).
 
 The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
 pass by; sums wait in y from slab to slab.

@@ -13,7 +13,7 @@ from localllm.kernels.simd import prefetch_l2
 def make_fetch_next(group_bytes, slab_columns=SLAB):
     """Make a function (arguments of the kernel, (tile, column), token, tokens) that prefetches these tokens' share.
 
-    group_bytes: of 256 columns. The arguments may be those of LINEAR_FLOAT, which begin alike.
+    group_bytes: of 256 columns. The arguments may also be those of LINEAR_FLOAT, the first of which are the same.
     """
 
     @device

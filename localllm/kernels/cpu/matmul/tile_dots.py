@@ -94,7 +94,7 @@ def columns_of(builder, address, word):
 def make_matrix_dots(words, multiply):
     """Make matrix dot products by an instruction for 2 rows and 2 tokens, [2][8] bytes each.
 
-    They are added to int32 [2][2]. Words come in pairs, of which w has 8 columns of one row after the other, 128 bytes.
+    They are added to int32 [2][2]. Words come in pairs: w has their 8 columns row by row, 128 bytes.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)

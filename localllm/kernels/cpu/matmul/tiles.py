@@ -117,7 +117,7 @@ def start_of_both(builder, excess, stride):
 
 @operation(types.boolean, int64, int64, int64)
 def share_scales(builder, c, stride, tokens):
-    """Return whether TOKENS tokens are there, and each has one scale for the two runs at c.
+    """Return whether there are TOKENS tokens, and each has one scale for the two runs at c.
 
     Each scale is stored twice there.
     """

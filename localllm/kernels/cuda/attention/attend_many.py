@@ -162,8 +162,8 @@ def make_finish_scores(tiles):
     """Make a function from products of two rows and a piece's keys to their scores.
 
     Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that a row
-    does not see. Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see those from `lows` to
-    `highs`, and stand at `places`.
+    does not see. Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see the keys from `lows`
+    to `highs`, and have the positions `places`.
     """
 
     def capped(i, x, softcap):

@@ -34,7 +34,7 @@ ZERO, ONE = float32(0), float32(1)
 
 @device
 def finite_half(x):
-    """Return the bits of x as a float16, those of NaN if it has no finite one."""
+    """Return the bits of x as a float16; those of NaN if x is not finite as a float16."""
     return f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 

@@ -1,10 +1,10 @@
-"""Activations to 16-bit integers in two planes of bytes.
+"""Quantize activations to 16-bit integers in two planes of bytes.
 
-32 share a scale, x = scale * (256 * high + low).
+A scale is shared by 32 numbers: x = scale * (256 * high + low).
 
-The bytes lie as the lanes of linear_planes.py read them: int8 [tokens, 4, columns / 32, 16]; of each 32 the first 16
-of the high plane, the last 16, and the same of the low plane. Scales f32 [tokens, columns / 32], sums of x, as it is
-after rounding, f32 [tokens, columns / 16]. Where one of 32 is not finite their scale is NaN, and so is every product.
+The bytes lie as the lanes of linear_planes.py read them: int8 [tokens, 4, columns / 32, 16]; of each 32 the first 16 of
+the high plane, the last 16, and the same of the low plane. Scales f32 [tokens, columns / 32], sums of x, as it is after
+rounding, f32 [tokens, columns / 16]. Where one of 32 is not finite their scale is NaN, and so is every product.
 """
 
 import math

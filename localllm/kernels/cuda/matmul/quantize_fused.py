@@ -17,7 +17,7 @@ def store_8(y, a, b):
 
 @device
 def scaled(x, scale, weight):
-    """Return four numbers of x times the scale and those of the weight."""
+    """Multiply four numbers of x by the scale and by their weights."""
     a, w = load_4f32(x), load_4f32(weight)
     return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
 

@@ -1,6 +1,6 @@
-"""Weights in planes to numbers.
+"""Unpack weights in planes to numbers.
 
-Rows of a matrix for products of many tokens, rows of the embedding matrix.
+It is used for products with many tokens, and for rows of the embedding matrix.
 
 Four lanes read the same unit, and each writes 8 of its weights: so what neighbouring lanes write is neighbouring, too.
 """
