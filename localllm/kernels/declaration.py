@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 
 class Declaration(tuple[int, ...]):
-    """Places by name; to Numba it looks like a named tuple, which would take 4 ms for all declarations to make.
+    """Places by name; Numba sees it as a named tuple; making named tuples of all declarations would take 4 ms.
 
     Attributes:
         _fields: the names.

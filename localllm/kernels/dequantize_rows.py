@@ -1,4 +1,4 @@
-"""Weights of any format as float32, by the kernels that look up embeddings."""
+"""Dequantizes weights of any format to float32, with the kernels that look up embeddings."""
 
 import ctypes
 import threading
@@ -24,7 +24,7 @@ class Widener:
     """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock.
 
     Attributes:
-        warning: why they could not be kept, in one line, or None.
+        warning: why the kernels could not be cached, in one line, or None.
     """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):

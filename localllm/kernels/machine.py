@@ -97,7 +97,7 @@ def has_tiles() -> bool:
 
 @cache
 def allow_tiles() -> bool:
-    """Ask the system once."""
+    """Ask the system for permission to use tiles, once."""
     return cpu.allow_tiles()
 
 

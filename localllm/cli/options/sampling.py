@@ -28,7 +28,7 @@ def token_bias(text: str) -> tuple[int, float]:
 
 @group
 class ExactSampling:
-    """More sampling options. As in Sampling, a test compares the defaults in the help."""
+    """More sampling options. A test compares the defaults in the help with those of SamplingOptions."""
 
     repeat_last_n: Annotated[
         int | None, number("--repeat-last-n", help="Apply the penalties to the last N tokens; -1: all.  [default: 64]")

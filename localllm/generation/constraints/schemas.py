@@ -119,7 +119,7 @@ def in_order(value: object, schema: object, root: Schema) -> object:
 
 
 def alternatives(schema: object, root: Schema) -> list[Schema]:
-    """List a schema and all that $ref, allOf, anyOf and oneOf apply to the same value; each once."""
+    """List a schema and the schemas that $ref, allOf, anyOf and oneOf apply to the same value, each once."""
     found, waiting = dict[int, Schema](), [schema]
     while waiting:
         one = waiting.pop()

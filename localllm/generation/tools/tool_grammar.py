@@ -248,7 +248,10 @@ _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "an
 
 
 def _of_object(parameters: Schema | None, name: str) -> Schema:
-    """Return parameters as the schema of an object, without properties if it has none. Raises UsageError."""
+    """Return the parameters' schema as an object's; None, or a schema that says nothing, gets no properties.
+
+    Raises UsageError for a schema of another type.
+    """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
     schema = {word: value for word, value in (parameters or {}).items() if value is not None}

@@ -141,7 +141,7 @@ if SIMULATED:
         return int(np.array([x], np.float32).view(np.int32)[0])
 
     def rounded(x):
-        """Return the nearest integer, the even one of two, int32."""
+        """Return the nearest integer, ties to even, int32."""
         return int(np.rint(x))
 
     def warp_exchange(value):

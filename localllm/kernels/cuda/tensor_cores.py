@@ -96,7 +96,7 @@ else:
         return "{" + ",".join(f"${i}" for i in range(first, first + count)) + "}"
 
     def multiply_add(builder, a, b, c, depth):
-        """Return one instruction."""
+        """Return one multiply-add instruction."""
         text, of_a, of_b = SHAPES[depth]
         text = text.format(a=places(4, of_a), b=places(4 + of_a, of_b), c=places(4 + of_a + of_b, 4))
         constraints = ",".join(["=f"] * 4 + ["r"] * (of_a + of_b) + ["f"] * 4)

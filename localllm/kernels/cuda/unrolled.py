@@ -33,7 +33,7 @@ if SIMULATED:
         return unrolled(count, function)
 
     def folded(groups, function):
-        """Return a function x -> for each group of places in x the fold of its numbers by `function`."""
+        """Return a function of x: for each group of places, it folds x's numbers there by `function`."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):

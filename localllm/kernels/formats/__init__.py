@@ -30,7 +30,7 @@ def family(name: str) -> Any:
 def supports_int8(name: str, columns: int) -> bool:
     """Return whether the int8 kernels multiply rows of `columns` weights.
 
-    Groups of 256, and chunks of 64 if there are some.
+    Rows should be whole groups of 256, and chunks of 64 if the format has them.
     """
     has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0

@@ -32,7 +32,7 @@ STRIPES, RUNS = range(4), range(8)
 
 
 def for_octets(source, order):
-    """Return a shuffle that gives eight octets a byte of `source` each, for all their weights."""
+    """Return a shuffle that repeats a byte of `source` for all weights of each of eight octets."""
     return make_shuffle(u8x64, source, [byte for byte in order for _ in range(8)])
 
 

@@ -33,7 +33,7 @@ class GroupFormat(NamedTuple):
 
 
 class ChunkFormat(NamedTuple):
-    """The same for 64 weights of a format whose blocks hold no more."""
+    """The device functions that read a chunk of 64 weights, for formats whose blocks hold no more."""
 
     codes: Callable  # address -> u8x64, striped
     scales: Callable  # address -> f32x2, of two runs of 32

@@ -1,6 +1,6 @@
 """The k-quants and IQ4_XS: 256 weights to a block.
 
-In groups of 16 or 32 whose scales are small integers themselves.
+Weights are in groups of 16 or 32, whose scales are small integers.
 
 A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores 4- to 8-bit integers instead, and one
 float16 scale for all of them. Codes lie in planes, so that one vector register of bytes yields whole groups.

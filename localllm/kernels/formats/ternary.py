@@ -30,10 +30,10 @@ RUNS, STRIPES = range(8), range(4)
 def unpack_trits(codes, count, trits, scale, out):
     """Write the first `trits` ternary digits of `count` bytes.
 
-    Digit n of all bytes, then digit n + 1 of all bytes.
+    First digit 0 of all bytes, then digit 1 of all bytes, and so on.
 
-    A byte is a fraction of 256 in base three, so multiplying by 3 moves its next digit in front of the point. Digits
-    0, 1, 2 stand for -d, 0, d.
+    A byte is a fraction of 256 in base three, so multiplying by 3 moves its next digit in front of the point. Digits 0,
+    1, 2 stand for -d, 0, d.
     """
     for i in range(count):
         fraction = load_u8(codes + i)
@@ -51,7 +51,7 @@ def unpack_tq1_0(block, out):
 
 
 def tq1_0_place(weight):
-    """Return its (byte, digit) in the group."""
+    """Return a weight's (byte, digit) in the group."""
     first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 

@@ -198,7 +198,7 @@ def largest_f32x16(builder, value):
 
 @operation(types.boolean, f32x16, f32x16)
 def any_above_f32x16(builder, x, y):
-    """Return whether a lane of x is larger than the same of y."""
+    """Return whether a lane of x is larger than that of y."""
     above = builder.fcmp_ordered(">", x, y)
     if "neon" in this_lane().features:  # which has no masks of one bit a lane
         return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])

@@ -93,7 +93,7 @@ def make_gather_f16(stride, times=1):
 def make_gather_planes(stride):
     """Return an intrinsic address -> four integers.
 
-    Byte q of the 4-byte numbers at address, address + stride, ... (8).
+    Integer q has byte q of the eight 4-byte numbers at address, address + stride, ...
     """
 
     def gather(builder, address):
@@ -142,7 +142,7 @@ def from_windows(builder, address, windows):
 
 
 def planes(builder, value):
-    """Return four integers: byte q of each of eight 4-byte numbers."""
+    """Return four integers: number q has byte q of each of eight 4-byte numbers."""
     order = ir.Constant(ir.VectorType(I32, 32), [4 * lane + q for q in range(4) for lane in range(8)])
     quads = builder.bitcast(builder.shuffle_vector(value, value, order), ir.VectorType(I64, 4))
     return as_tuple(builder, [builder.extract_element(quads, I32(q)) for q in range(4)])
@@ -296,7 +296,7 @@ def make_flags(value):
 
 
 def make_transpose(row):
-    """Return an intrinsic (source, stride, target).
+    """Return an intrinsic (source, stride, target) that transposes.
 
     16 rows of 64 bytes, `stride` bytes apart, become columns without gaps.
 

@@ -77,7 +77,7 @@ def make_store(format, vectors, scales_type, low):
 
 
 def make_group(format, low):
-    """Make a function (address of 256 weights, place)."""
+    """Make a function (address of 256 weights, place) that stores a group as tiles."""
     codes, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     store = make_store(format, 4, f32x8 if format.sub_block == 32 else f32x16, low)
 
@@ -89,7 +89,7 @@ def make_group(format, low):
 
 
 def make_chunk(format, low):
-    """Make the function for 64 weights."""
+    """Make the function (address of 64 weights, place) that stores a chunk as tiles."""
     codes, scales = format.chunk.codes, format.chunk.scales
     minimums, store = format.chunk.minimums or scales, make_store(format, 1, f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))

@@ -1,4 +1,4 @@
-"""Weights to BF16 tiles from float formats and, by way of float32, from blocks of any format."""
+"""Converts weights to BF16 tiles: of float formats and, by way of float32, of blocks of any format."""
 
 from localllm.kernels.arguments import UNPACK
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS

@@ -28,7 +28,7 @@ splats_q, splats_weights = make_splats(ROWS, 4), make_splats(ROWS, KEYS * 4)
 
 
 def make_convert(load):
-    """Make a function that makes keys or values float32 [count][padded]."""
+    """Make a function that converts keys or values to float32 [count][padded]."""
 
     @device
     def convert(source, count, token_bytes, padded, target):

@@ -122,7 +122,7 @@ def head_dots(a, part, parts, thread):
 
 @kernel
 def mix_streams(a, part, parts, thread):
-    """Compute y_i = the sum over j of weights_ij * x_j. The parts share the streams that are made, of all tokens."""
+    """Compute y_i = the sum over j of weights_ij * x_j. The parts share the output streams of all tokens."""
     streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
     made = argument(a, MIX_STREAMS.columns) // width
     total = load_i64(argument(a, MIX_STREAMS.count)) * made

@@ -23,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def copy_logits(x, y, columns):
-    """Compute y = x; 0 if all numbers are finite, else NaN, which is what zero times infinity or NaN is."""
+    """Copy x to y; return 0 if all numbers are finite, else NaN: zero times infinity or NaN is NaN."""
     zeros = zero_f32x16()
     for i in range(0, columns - 15, 16):
         numbers = load_f32x16(x + i * 4)

@@ -119,7 +119,7 @@ def from_heads(a, part, parts, thread):
 
 @kernel
 def scatter(a, part, parts, thread):
-    """Add the outputs of a token's experts, in the order of the choice."""
+    """Add the outputs of a token's experts, in the order in which they were selected."""
     tokens, used, weights = (
         load_i64(argument(a, SCATTER.count)),
         argument(a, SCATTER.used),

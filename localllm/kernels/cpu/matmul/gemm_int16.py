@@ -91,7 +91,7 @@ def make_unpack_tile(format):
 def make_sub_block(format, words):
     """Make a function that multiplies one sub-block, with words at these offsets, and adds it to a tile's totals.
 
-    Their unit is that of the low plane.
+    Products are in units of the low plane.
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)

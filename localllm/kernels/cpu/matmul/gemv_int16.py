@@ -119,7 +119,7 @@ def keep_order(builder):
 
 
 def as_it_is(builder, value):
-    """Return a vector that LLVM keeps in a register: otherwise it merges two shuffles to a slower one."""
+    """Return a vector that LLVM keeps in a register: otherwise it merges two shuffles into a slower one."""
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 

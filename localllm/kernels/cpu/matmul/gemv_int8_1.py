@@ -82,7 +82,7 @@ class OneToken:
         return [builder.add(*both) for both in zip(upper, lower, strict=True)]
 
     def with_dots(self, builder, sums, codes, plane):
-        """Return the sums and the products of one plane."""
+        """Add one plane's dot products to the sums."""
         sums, vectors = [*sums], self.shape.vectors
         size = -(-vectors // self.halves)
         numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
@@ -100,7 +100,7 @@ class OneToken:
         return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
-        """Add neighbouring lanes: of x and then y if they are rows, of both in turn if they are halves."""
+        """Add neighbouring lanes: of x, then of y for rows; of x and y alternately for halves."""
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
             even = [2 * lane for lane in range(self.vector.lanes)]

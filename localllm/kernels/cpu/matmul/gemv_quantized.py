@@ -44,7 +44,7 @@ def make_each(function, rows):
 
 
 def make_joined(function, rows):
-    """Make a function (w, bytes between rows) -> the tuples that `function` finds at each row, as one."""
+    """Make a function (w, bytes between rows) -> the tuples that `function` finds at each row, joined to one."""
     if rows == 1:
         return inlined(lambda w, step: function(w, step))
     half, distance = make_joined(function, rows // 2), rows // 2

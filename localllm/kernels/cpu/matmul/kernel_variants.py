@@ -1,8 +1,8 @@
 """The kernel variants that multiply quantized weights, one for each range of token counts.
 
 Each variant is compiled separately, when it is needed: compiling all of them takes as long as all other kernels of a
-model together. The rule is here once, for the kernel that calls them and for Python, which makes sure that they are
-there. This module does not import Numba.
+model together. The rule is here once, for the kernel that calls them and for Python, which loads them before a run.
+This module does not import Numba.
 """
 
 from localllm.kernels.cpu import MOST_IN_WORDS, SUB_BLOCK

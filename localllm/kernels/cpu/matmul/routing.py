@@ -43,7 +43,7 @@ def score_all(a, logits, scores):
 def rank_all(a, logits, scores, ranks):
     """Compute the values that rank experts.
 
-    Scores with the bias, or logits where neither a bias nor groups make a difference.
+    These are scores with the bias, or the logits if there are neither a bias nor groups.
 
     Sigmoids of large logits are all 1.
     """

@@ -1,6 +1,6 @@
 """The common parts of gemv_int8_1.py and gemv_int8_pairs.py.
 
-The columns that they take at a time, and how these are scaled.
+It describes the columns that they process at a time, and their scales.
 """
 
 from typing import NamedTuple

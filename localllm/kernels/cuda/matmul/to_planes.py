@@ -17,7 +17,7 @@ from localllm.quant.layouts import LAYOUTS, Field, Layout
 def code_of(fields: tuple[Field, ...]) -> Callable:
     """Make a function (block, i).
 
-    The code of weight i, whose low bits are in the first of one or two fields.
+    It returns the code of weight i, whose low bits are in the first of one or two fields.
     """
     if len(fields) == 2:
         low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
@@ -78,7 +78,7 @@ def put_bits(code, shift):
 
 
 def put_bytes(start, count):
-    """Return bytes as they are, `count` of each unit or block."""
+    """Make a function that copies `count` bytes of each unit or block, which begin at byte `start` of the block."""
 
     @device
     def put(block, number, target):

@@ -11,7 +11,7 @@ LOWEST, ZERO = float32(-3e38), float32(0)
 
 
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
-    """Compute y[t] = the sum over taps where there are tokens of p[tap] * x[t - taps + 1 + tap].
+    """Compute y[t] = the sum of p[tap] * x[t - taps + 1 + tap] over the taps that have tokens.
 
     There is a thread for a column and some tokens. Only the thread with a sequence's first tokens reads the window; it
     writes the new one, row by row.

@@ -2,8 +2,8 @@
 
 See cpu/recurrent/head_scan.py.
 
-A block for ACROSS columns of a head's state, whose threads share its rows. By the delta rule a token needs what its key
-reads of the state before: that is summed up while the token before changes it.
+A block processes ACROSS columns of a head's state; its threads share the rows. By the delta rule a token needs what its
+key reads of the previous state: that is summed up while the previous token changes the state.
 """
 
 from numba import cuda
