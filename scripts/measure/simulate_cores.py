@@ -81,7 +81,7 @@ def weight_bytes(step: Step) -> int:
 
 def stages_of(path: str, threads: int, tokens: int, overhead: float, rounds: int) -> list[Stage]:
     """Time the stages of a run of `tokens` tokens after 64 others."""
-    streaming = partial(program.compile_program, passes=True)
+    streaming = partial(program.compile_program, streams=True)
     with (
         patch.object(program, "StreamingRunner", StageTimer),
         patch.object(backend, "compile_program", streaming),

@@ -84,7 +84,7 @@ def facts(h: Any) -> Facts:
     if callable(getattr(h, "rope", None)):
         found["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
     if isinstance(h, Vision):
-        sizes = ("row_width", "most_patches", "most_grid", "columns", "head_dim", "rms")
+        sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")
         found |= {name: rounded(getattr(h, name)) for name in sizes}
         found["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]
     return {**found, "scale": rounded(getattr(h, "scale", None))}

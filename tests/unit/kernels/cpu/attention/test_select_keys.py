@@ -8,7 +8,7 @@ from kernel_calls import Scratch, caller, count, for_any_parts
 from models import model, write
 from simulated import launch
 
-from localllm.engine.cpu.attention import choose_scratch
+from localllm.engine.cpu.attention import select_scratch
 from localllm.engine.engine import Engine
 from localllm.engine.operations.computing import largest
 from localllm.engine.operations.key_selection import unpack_bits
@@ -100,7 +100,7 @@ def test_on_the_cpu(call, kind, heads, dim, block):
     def compute(parts: int) -> np.ndarray:
         y, scratch = (
             np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32),
-            Scratch(choose_scratch(heads, dim, CONTEXT)),
+            Scratch(select_scratch(heads, dim, CONTEXT)),
         )
         call(f"select_keys-{kind}", parts, **question.arguments(most, y, block), **scratch.arguments)
         scratch.check()
@@ -118,7 +118,7 @@ def test_blocks_on_the_cpu(call, kind, heads, dim, block, local):
 
     def compute(parts: int) -> np.ndarray:
         y = np.full((len(question.q) + 1, heads * CONTEXT // 32), 7, np.uint32)
-        scratch = Scratch(choose_scratch(heads, dim, heads * CONTEXT))
+        scratch = Scratch(select_scratch(heads, dim, heads * CONTEXT))
         call(f"select_key_blocks-{kind}", parts, **question.arguments(most, y, block, local), **scratch.arguments)
         scratch.check()
         question.check(y.reshape(-1, CONTEXT // 32), question.answer_of_blocks(most, block, local))
@@ -149,7 +149,7 @@ def test_a_sum_that_is_not_a_number(call, wrong):
     """Then the token sees none, and what it makes of that is not a number either."""
     question = Question("F32", [(2, 64)], 2, 16)
     question.weights[1] = wrong
-    y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, CONTEXT))
+    y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, CONTEXT))
     call("select_keys-F32", 1, **question.arguments(12, y), **scratch.arguments)
     assert unpack_bits(y[:1], 63).sum() == 12
     assert not unpack_bits(y[1:2], 64).any()
@@ -163,7 +163,7 @@ def test_a_sum_that_is_not_a_number(call, wrong):
 def test_a_product_that_is_not_a_number(call, wrong):
     question = Question("F32", [(2, 64)], 2, 16)
     question.q[1, 3] = wrong
-    y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(choose_scratch(2, 16, 2 * CONTEXT))
+    y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, 2 * CONTEXT))
     call("select_key_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
     of_heads = y.reshape(3, 2, -1)
     assert unpack_bits(of_heads[0], 63).sum() == 2 * 23
