@@ -98,7 +98,7 @@ _KINDS = [
 
 @cache
 def probe() -> str:
-    """Build the text: every pair of classes, and 12,000 random ones for sequences of three and more."""
+    """Build the text: every pair of character classes, then 12,000 random classes, which give longer sequences."""
     draw = random.Random(0)
     pairs = [one + other for one in _KINDS for other in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))

@@ -322,7 +322,7 @@ class Engine:
         self._images[seen.key] = seen
 
     def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
-        """Find the images among the tokens: (index of the first row, image). All their rows must be there."""
+        """Find the images among the tokens: (index of the first row, image). No image may be cut off."""
         found = passages(np.asarray(tokens, np.int64))
         return [(one.first, self._images[one.key]) for one in found if one.key is not None]
 

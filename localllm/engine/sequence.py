@@ -271,7 +271,7 @@ def missing_tokens(sequence: Sequence) -> Reading:
 
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return how many last tokens get a run of their own, in 16 bits, if logits after the last one are wanted."""
+    """Return how many last tokens get a run of their own, with 16-bit activations, if logits are wanted."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = passages(ids)

@@ -274,7 +274,10 @@ def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:
 def score_tokens(
     ids: list[int], known: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
 ) -> list[TokenLogprob]:
-    """Return the log probability of each token, and of an end by any of `end_ids`, named by the likeliest one."""
+    """Return the log probability of each token; with `end_ids`, also of an end by any of them.
+
+    The end has the id of the likeliest end token.
+    """
     found = [TokenLogprob(token, known[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
     ends = {token: known[tuple(ids)][token] for token in end_ids if token in known[tuple(ids)]} if end_ids else {}
     if ends:

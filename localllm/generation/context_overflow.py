@@ -160,7 +160,7 @@ class ShiftedSequence:
 
 
 def count_droppable(held: Ids[int], keep: int) -> int:
-    """Return how many tokens after `keep` to drop: half, in whole pages and without splitting an image; or all."""
+    """Return how many tokens after `keep` to drop: half of them, in whole pages; more if an image would be split."""
     rest = len(held) - keep
     for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
         if not is_within(held, keep + count):

@@ -62,7 +62,10 @@ class Conversation(Generic[A]):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], A]:
-        """Start an answer; return the kept part of `history` and the answer. is_own: it is this conversation's next."""
+        """Start an answer; return the kept part of `history` and the answer.
+
+        is_own: whether it is this conversation's next answer.
+        """
         raise NotImplementedError
 
     def hold(self) -> None:

@@ -188,7 +188,8 @@ class Scheduler:
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
 
-        The tokens of one run have the same precision. A single request reads whole runs; the engine chooses then.
+        The tokens of one run have the same precision. A single request reads whole runs, and the engine chooses their
+        precision.
         """
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():

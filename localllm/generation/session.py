@@ -346,7 +346,7 @@ class Session(Conversation[Generation]):
         return kept, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """Return how many tokens all conversations with a system message begin with, at least SINK_TOKENS."""
+        """Return how many first tokens all conversations with this system message share, at least SINK_TOKENS."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINK_TOKENS)
 
@@ -369,9 +369,9 @@ class Session(Conversation[Generation]):
     ) -> tuple[list[Message], Prompt]:
         """Return the part of the history that fits with an answer, and its tokens.
 
-        A history is too long if it leaves less than an eighth of the context, or the answer's limit if that is less,
-        for the answer. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to
-        be read again, which should not happen at every turn.
+        A history is too long if it leaves less room for the answer than an eighth of the context and less than its
+        limit. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to be read
+        again, which should not happen at every turn.
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)

@@ -273,7 +273,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return int64 [1] with the number of rows, or 0 in runs long enough for tiles; for experts always the number."""
+    """Return the number of rows, int64 [1]. Except for experts, it is 0 in runs that are long enough for tiles."""
     if isinstance(rows, Routed):
         return steps.counts[rows]
     place = {ALL: 0, WANTED: 1}[rows]

@@ -37,7 +37,7 @@ class WorkerGroup:
         prepare_waiting((run, sleep), wake)
 
     def choose(self, first: int, end: int) -> None:
-        """Set the steps of the next runs. A thread that is late from an earlier run finds it over and takes no step."""
+        """Set the steps of the next runs. A thread that is late sees that its run is over, and takes no step."""
         tape = self.keep[1]
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
 

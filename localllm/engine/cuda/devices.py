@@ -61,7 +61,7 @@ def place_layers(
 def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
     """Return how many layers a GPU gets; wanted: a number, "all" or "auto"; free: bytes.
 
-    Raises MemoryLimitError if it lacks memory for as many as wanted, or for a single one.
+    Raises MemoryLimitError if its memory does not suffice for the wanted number, or for a single layer.
     """
     count = len(needed.layers) if wanted == "all" else wanted
     if isinstance(count, int):

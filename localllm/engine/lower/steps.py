@@ -202,7 +202,7 @@ def vector_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
-    """Append the steps that store new keys, and values unless the state has latent rows, in the cache."""
+    """Append the steps that store new keys in the cache, and new values unless the state has latent rows."""
     ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
     kept = zip(new, ready, steps.cache.sides(state), strict=False)
     steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]

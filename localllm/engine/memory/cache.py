@@ -146,7 +146,7 @@ class KVCache:
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
     def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy tokens from slots to as many others, int64 [tokens] each, in every stream."""
+        """Copy tokens from some slots to others, int64 [tokens] each, in every stream."""
         for pages, token_bytes in self._views():
             slots = pages.reshape(len(pages), -1, token_bytes)
             slots[:, target] = slots[:, source]

@@ -175,8 +175,8 @@ class PageTable:
     def shift(self, keep: int, count: int) -> int:
         """Drop `count` tokens, a multiple of PAGE, after the first `keep`; return the new length, as `truncate` does.
 
-        Later pages move up, after those that other sequences share were copied. If the kept tokens end within a page,
-        its tokens replace as many dropped ones in the first page that stays. Raises MemoryLimitError.
+        Later pages move up, after those that other sequences share were copied. If the first `keep` tokens end within a
+        page, its tokens are copied over dropped ones of the first page that stays. Raises MemoryLimitError.
         """
         self._cache.use(self.table[: self._returned].tolist())
         self._returned = 0

@@ -118,7 +118,7 @@ class WriteKV(StateOperation):
 
 
 def reach_of(biases: np.ndarray | None) -> int:
-    """Return up to which distance positions have biases of their own."""
+    """Return the largest distance that has a bias of its own; 0 without biases."""
     return 0 if biases is None else biases.shape[1] // 2
 
 

@@ -147,7 +147,7 @@ class ExpertLinear(Product, ChoiceOperation):
     VERB = "expert_linear"
 
     def add_bias(self, steps: Steps) -> None:
-        """Append the step that adds its expert's bias to every row of the output, if there are biases."""
+        """Append the step that adds to each row of the output the bias of its expert, if there are biases."""
         if self.bias is None:
             return
         x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)
@@ -227,7 +227,7 @@ class ExpertVerbs(Recording):
         return self._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Record the product of each head's columns with the head's matrix, in the way of experts."""
+        """Record the product of each head's columns with the head's matrix; it is computed like an expert's product."""
         heads = weight.shape[0]
         if x.columns % heads or weight.bias or weight.scale:
             raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")

@@ -89,7 +89,7 @@ class PositionVerbs(Recording):
         return self._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
-        """Return the `table` of a Rotate: none here; recorders of image rows have one."""
+        """Return the table of angles for a Rotate: None here, an array in recorders of image rows."""
         return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:

@@ -11,7 +11,7 @@ from localllm.engine.operations.operation import Operation
 class ImatrixCollector:
     """Sums of the squares of every matrix's input, by column; for a stack of experts, by expert and column.
 
-    For the output matrix only tokens count whose logits are requested.
+    For the output matrix, only tokens whose logits are requested count.
     """
 
     def __init__(self) -> None:

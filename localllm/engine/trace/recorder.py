@@ -55,7 +55,7 @@ class Recorder(
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
-        oddities: collects unused parts that are not of the language model, such as encoders, and are no error.
+        oddities: collects unused parts that are not of the language model, such as encoders, and cause no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):

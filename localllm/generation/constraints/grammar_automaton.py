@@ -203,7 +203,7 @@ class Automaton:
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
     def _allow(self, allowed: np.ndarray, number: int) -> None:
-        """Allow the token, or all others, that a vocabulary token of the grammar stands for."""
+        """Allow the token that a vocabulary token of the grammar names; if that is negated, all other tokens."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
             was_allowed = allowed[token]
@@ -251,7 +251,10 @@ class Automaton:
             self._table[row, column] = known[key]
 
     def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
-        """Return the configuration after a byte; steps: pairs of a continued read's number and its next state."""
+        """Return the configuration after a byte.
+
+        steps: (index of a read that accepts the byte, the next state within its character).
+        """
         ways: set[Way] = set()
         for number, following in steps:
             _, closure, entry = reads[number]

@@ -86,7 +86,7 @@ class StepCostModel:
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
-        """Return how many times as many tokens a step gives as a step without a draft.
+        """Return the tokens of a step, relative to a step without a draft.
 
         expected: tokens of this answer.
         """
@@ -105,7 +105,7 @@ class StepCostModel:
 
 
 class BatchedStepCost:
-    """The cost of a step that is shared with other answers, by the tokens of one; with one token it costs 1."""
+    """The cost of a step shared with other answers, by this answer's tokens in it; with one token it costs 1."""
 
     def __init__(self, costs: StepCostModel, others: int):
         self._costs, self._others, self._one = costs, others, costs.relative(others + 1)
@@ -117,7 +117,7 @@ class BatchedStepCost:
         return self._costs.of_time(seconds) / self._one
 
     def tokens(self, expected: float) -> float:
-        """Return the tokens of a step, as StepCostModel; each of the other answers gets one token."""
+        """Return the tokens of a step, relative to a step without a draft; each of the other answers gets one token."""
         return (expected + self._others) / (1 + self._others)
 
 
@@ -289,7 +289,7 @@ class Guesses:
     """Drafts for one answer, each from the proposer with the best expected rate."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
-        """Set up; proposers: they have the text so far, those without cost come first.  costs: shared, None: own."""
+        """Set up; proposers: they know the text so far; those without cost come first.  costs: shared, None: own."""
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 

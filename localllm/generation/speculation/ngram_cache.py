@@ -59,7 +59,7 @@ class TokenCorpus:
     def find(self, ending: Sequence[int]) -> CorpusMatch:
         """Find the longest earlier match of the end of a text, `ending`, at most SURE tokens.
 
-        Of several equally long ones, choose one with the most frequent next token, and of those the latest.
+        Of equally long matches, those with the most frequent next token are preferred, then the latest one.
         """
         if len(ending) < GRAM:
             return CorpusMatch(0, 0)

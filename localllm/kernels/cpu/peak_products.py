@@ -34,7 +34,7 @@ int64, sums = types.int64, types.UniTuple(i32x16, PEAK_CHAINS)
 
 
 def add_words(builder, accumulator, unsigned, signed):
-    """Add products of bytes below 128, added by twos, to sums of 16 bits."""
+    """Add products of bytes below 128, summed in pairs, to sums of 16 bits."""
     _, parts, name = widest(MULTIPLY_BYTES)
     words = ir.VectorType(I16, 32 // parts)
 

@@ -3,10 +3,10 @@
 For CPUs that multiply pairs of words, but have no dot product of bytes (AVX2): see gemv_int16.py. A reader gives them
 in units, each of which gets its scales at once:
 
-- a run of 32 weights, the even ones and then the odd ones, as shifts and masks make them of 32 bytes; or
-- two runs, half a group or half a chunk apart, one in each 128 bits of a register: of the first 16 weights of both the
-  even ones and the odd ones, then of the last 16. Products of both are added, converted and scaled together: 17
-  instructions for 64 weights of Q4_0, where one run after the other takes 30.
+- a run of 32 weights: first the even ones, then the odd ones, which shifts and masks split from each other; or
+- two runs, half a group or half a chunk apart, one in each half of a register (128 bits). The even weights of the first
+  16 of each run come first, then the odd ones of these; the last 16 follow in the same order. Products of both runs
+  are added, converted and scaled together: 17 instructions for 64 weights of Q4_0; one run after the other takes 30.
 """
 
 from collections.abc import Callable, Iterator

@@ -101,7 +101,7 @@ def dot_neon_signed(builder, accumulator, x, y):
 
 
 def dot_neon_16(builder, accumulator, x, y):
-    """Multiply 16 signed bytes without a dot instruction: 16-bit products are added by twos, and again."""
+    """Multiply 16 signed bytes without a dot instruction: 16-bit products are added in pairs, then these sums."""
     sums = []
     for start in (0, 8):
         halves = [slice_of(builder, value, start, start + 8) for value in (x, y)]
