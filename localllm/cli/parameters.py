@@ -240,7 +240,7 @@ def flat(name: str, kind: object, default: object, panel: str | None) -> Iterato
 
 
 def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
-    """Yield an option, or an argument and the option by which it can be given, too."""
+    """Yield the parameter of an option, or those of an argument and of the option that may replace it."""
     hint, declared, *marks = get_args(kind)
     info, typed_only = copy(declared), TYPED_ONLY in marks
     info.rich_help_panel = panel

@@ -264,7 +264,7 @@ class Scheduler:
         self._submitted = work
 
     def _emit(self, outputs: Iterator[Output]) -> Iterator[Output]:
-        """Yield outputs; if other schedulers use the engine, first submit the next tokens, to be read with theirs."""
+        """Yield outputs; if other schedulers use the engine, first submit the next tokens for a shared run."""
         if self._runs.others:  # so that they wait neither for the consumer of the text nor for the next step
             outputs = iter([*outputs])
             writing = [] if any(one.pending_tokens for one in self.running) else self._writing(with_drafts=True)

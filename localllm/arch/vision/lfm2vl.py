@@ -2,8 +2,8 @@
 
 Learned positions for a square picture are interpolated, and squares of patches are concatenated.
 
-An image of up to 512 rows is one picture, stretched to whole rows; a larger one, with black bars, is cut into tiles of
-512 * 512 pixels, followed by the whole image as one more picture.
+An image of up to 512 such squares is one picture, stretched to whole squares. A larger one, with black bars, is cut
+into tiles of 512 * 512 pixels, followed by the whole image as one more picture.
 """
 
 from typing import ClassVar

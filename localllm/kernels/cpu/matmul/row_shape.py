@@ -45,7 +45,7 @@ class RowShape(NamedTuple):
     def from_offset(self, builder, sums):
         """Compute the contribution of the codes' offset, in units of the row's scales.
 
-        If the format has minimums, it is the sums themselves.
+        For a format with minimums instead of an offset, return the sums, which `scaled` multiplies by the minimums.
         """
         if self.offset is None:
             return sums

@@ -1,10 +1,9 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim], and that forget row by row.
+"""Recurrences with a matrix state for each head, [key_dim, value_dim], whose rows decay separately.
 
-They work like head_scan.py, but every row of a state has a decay of its own, which depends on the token.
-
-They are linear attention with such gates (Yang et al. 2023); RWKV-6 (Peng et al. 2024), which reads what a token writes
-with weights of its own; and RWKV-7 (Peng et al. 2025), whose state also loses what another vector reads of it; the
-delta rule of Kimi (2025) is a case of that.
+They work like head_scan.py, but every row of a state has a decay of its own, which depends on the token: linear
+attention with such gates (Yang et al. 2023); RWKV-6 (Peng et al. 2024), in which a token's key and value have weights
+of their own in its output; and RWKV-7 (Peng et al. 2025), whose state also gets b times its product with another
+vector, a. The delta rule of Kimi (2025) is a case of RWKV-7's.
 """
 
 from localllm.kernels.arguments import WKV
@@ -24,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def gated(source, target, of_token, v, seen, y, read_next):
-    """Apply a token to a row of a block, and return the sum y plus the query's product with it."""
+    """Apply a token to a row of a block; return y plus the query's product with the new row, and read_next."""
     r, w, k, _, _ = of_token
     row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
     store_f32x16(target, row)
@@ -33,7 +32,7 @@ def gated(source, target, of_token, v, seen, y, read_next):
 
 @device
 def first(source, target, of_token, v, seen, y, read_next):
-    """Apply a token to a row of a block, but read the row before it changes; the token has a weight of its own."""
+    """Apply a token to a row of a block, but read the row before it changes; the token's own part has a weight."""
     r, w, k, weight, _ = of_token
     old, new = load_f32x16(source), splat_at(k) * v
     store_f32x16(target, fma_f32x16(old, splat_at(w), new))
@@ -42,7 +41,10 @@ def first(source, target, of_token, v, seen, y, read_next):
 
 @device
 def delta(source, target, of_token, v, seen, y, read_next):
-    """Apply a token by the generalized delta rule, adding b times a's previous product; also return the next one."""
+    """Apply a token by the generalized delta rule; also add the next a's product with the new row to read_next.
+
+    seen: the product of a with the old state; b * seen is added to the row.
+    """
     r, w, k, b, next_a = of_token
     row = fma_f32x16(splat_at(b), seen, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
     store_f32x16(target, row)
@@ -61,7 +63,7 @@ def scan_by(rule):
 
     @device
     def advance(source, target, of_token, v, seen, key_dim):
-        """Apply a token to a block of the state, and return the query's and the next a's products with it."""
+        """Apply a token to a block of the state; return the query's and the next a's products with the new block."""
         even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64

@@ -19,7 +19,7 @@ ZERO = float32(0)
 
 @device
 def gated(source, target, r, w, k, number, key_dim):
-    """Apply a token to a column of the state; return this thread's part of the query's product with it."""
+    """Apply a token to a column of the state; return this thread's part of the query's product with the new column."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
@@ -30,7 +30,7 @@ def gated(source, target, r, w, k, number, key_dim):
 
 @device
 def first_of(source, target, r, w, k, weight, number, key_dim):
-    """Apply a token to the rows, but read them before they change; the token has weights of its own."""
+    """Apply a token to the rows, but read them before they change; the token's own part has weights."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
@@ -41,7 +41,10 @@ def first_of(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def delta(source, target, r, w, k, b, next_a, number, seen, key_dim):
-    """Apply a token by the generalized delta rule, adding b times a's previous product; also return the next one."""
+    """Apply a token by the generalized delta rule; also return the next a's product with the new rows.
+
+    seen: the product of a with the old state; b * seen is added to the rows.
+    """
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
