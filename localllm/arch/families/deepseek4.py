@@ -32,10 +32,12 @@ CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block in layers with an indexer; 
 
 
 class LayerStates(NamedTuple):
-    """The states of a layer: the tokens' rows and, in a layer with blocks, the blocks' rows and the last tokens.
+    """The states of a layer.
 
-    The last tokens may become part of the next block. An indexer has the same states; its tokens share a state with
-    the layer's.
+    Attributes:
+        near: the tokens' rows.  far: the blocks' rows.
+        last: the layer's and the indexer's inputs for the last tokens, which may become part of the next block.
+        choosing: the blocks' rows of the indexer.
     """
 
     near: Latent

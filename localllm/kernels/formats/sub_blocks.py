@@ -39,7 +39,12 @@ Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # where the last 16 bytes begin, which hav
 
 
 class SubBlocks(NamedTuple):
-    """The reading of a format by sub-blocks."""
+    """The functions and constants with which the kernel reads a format, a sub-block in each lane.
+
+    Attributes:
+        runs: the runs of a part's four lanes, see above.
+        of_scales, of_sums: factors of a token's scales and sums, by lane; they cancel the powers of two left in codes.
+    """
 
     runs: tuple[int, ...]
     turn: int  # vector number v has the weights 4 * ((v + turn * i) % 4) and three more of lane i
