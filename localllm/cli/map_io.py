@@ -40,7 +40,7 @@ class Given(NamedTuple):
     """The input.
 
     Attributes:
-        records: all of them, or a stream.  table: whose rows they are, None for lines.
+        records: all of them, or a stream.  table: the table that has them as rows; None for lines.
         data, name: the file's bytes and its name, "" for stdin.
     """
 

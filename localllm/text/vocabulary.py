@@ -240,7 +240,11 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
 def _check_all_bytes(
     ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
 ) -> None:
-    """Check that every text can be encoded: by byte tokens, or by an unknown token and few or no bytes."""
+    """Raise ModelError if byte tokens are missing, so that some texts cannot be encoded.
+
+    T5, RWKV and BERT need none. Except in byte-level BPE, they may also be missing if there is an unknown token and
+    the vocabulary lacks most of them.
+    """
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2

@@ -1,9 +1,9 @@
 """Tile registers of CPUs with AMX, and the products in BF16 that they are for.
 
 There are eight tiles of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats the product of 16 rows of 32
-numbers in BF16 with 32 rows of 16, which are stored as pairs: [16 pairs][16][2]. Here tiles 0 to 3 hold sums, number i
-+ 2 * j those of left operand i, in tile 4 or 5, and right operand j, in tile 6 or 7: so every operand that is loaded is
-used twice.
+numbers in BF16 with 32 rows of 16, which are stored as pairs: [16 pairs][16][2]. Here tile i + 2 * j (0 to 3) holds the
+sums of left operand i, in tile 4 + i, and right operand j, in tile 6 + j. So every operand that is loaded is used
+twice.
 
 Weights are left operands, rows as they are. Tokens are right operands, packed once for all matrices that they are
 multiplied with.

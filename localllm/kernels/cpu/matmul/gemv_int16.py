@@ -289,7 +289,7 @@ def make_rows_in_words(format, rows, tokens=1):
 
 
 def make_one_in_words(format, rows):
-    """Return functions for one token: (arguments, words), and then (arguments, w, bytes to the next row, y, words)."""
+    """Return two functions for one token: one of (arguments, words), one of (arguments, w, bytes per row, y, words)."""
     store, product = make_store_words(format), make_rows_in_words(format, rows)
     prepare = device(lambda a, words: store(a, words, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))

@@ -39,7 +39,7 @@ def activations(a, sums):
 
 
 def make_each(function, rows):
-    """Make a function (w, bytes between rows) -> what `function` finds at each row: a tuple."""
+    """Make a function (w, bytes between rows) -> tuple of the results of `function` at each row."""
     return make_joined(inlined(lambda w, step: (function(w),)), rows)
 
 

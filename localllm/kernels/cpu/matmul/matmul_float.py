@@ -186,9 +186,9 @@ def make_few(format_name, load_row):
 
 
 def make_slab(width, load_row):
-    """Make a function that unpacks 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
+    """Make a function that unpacks a slab of 16 * COLUMNS rows to 32-bit words: [COLUMNS][words of a row][16 rows].
 
-    `width` is bytes per number if the words should hold pairs of BF16 as they are, 0 if they should be float32.
+    width: 2 if a word is a pair of BF16 as in the file, 0 if it is a float32 number.  load_row: unpacks one row.
     """
 
     @device

@@ -2,7 +2,7 @@
 
 See localllm.kernels.cpu.attention.cache_formats for the formats.
 
-Each function reads eight numbers of a head at the address `head`, from number d on, a multiple of 8: a tuple.
+Each function returns a tuple of eight numbers, from number d on (a multiple of 8), of the head at the address `head`.
 """
 
 from numba import float32, int32

@@ -46,8 +46,8 @@ def work_of_block(count, active, active_count, expert_bytes):
 def each_token(tokens, step):
     """Make a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
-    Unrolling keeps the totals in registers. They are nested: (that of the first token, (that of the next, ... that of
-    the last)).
+    Unrolling keeps the totals in registers. The result is nested: (total of the first token, (total of the second, ...
+    total of the last)).
     """
     if tokens == 1:
         return step
