@@ -279,7 +279,7 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 
 
 def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return how many first tokens of a sequence get a run of their own, in 16 bits."""
+    """Return how many first tokens of a sequence get a run of their own, with 16-bit activations."""
     first = next(passages(reading.ids))
     return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
 

@@ -261,10 +261,11 @@ def in_order(
 
 
 def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
-    """Return a predicate for results of an existing output: whether to keep it; errors are tried again.
+    """Return a predicate: whether to keep a result of an existing output. Errors are not kept, so they are tried
+    again.
 
-    records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result of none
-    of these records: the output belongs to another input, and must not be overwritten.
+    records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
+    belongs to no record: the output was made from another input, and must not be overwritten.
     """
     inputs = {record.id: record.input for record in records or ()}
 

@@ -8,7 +8,8 @@ With g = lane / 4 and t = lane % 4, and step and tile counting pieces of 16 and 
 - B [8 * tiles, 16 * steps], which is multiplied transposed, in shared memory: rows of `stride` words, which is 4 more
   than a multiple of 8, so that lanes have no bank conflicts; a lane reads from g * stride + t on;
 - C [16, 8 * tiles], float32: tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2.
-So what C is, packed, is A: weights go from scores to values without leaving their registers.
+So the lanes hold C, packed to float16, in the layout of A: attention weights, computed from scores in C, are multiplied
+with values without leaving their registers.
 """
 
 import numpy as np
