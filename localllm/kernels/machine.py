@@ -58,7 +58,7 @@ class Lane:
 
     @property
     def has_tiles(self) -> bool:
-        """Return whether it has AMX tiles in BF16; the system may still refuse them, see `has_tiles`."""
+        """Return whether it has AMX tiles in BF16; the system may still refuse them (see the module's has_tiles)."""
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:

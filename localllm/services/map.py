@@ -261,8 +261,7 @@ def in_order(
 
 
 def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
-    """Return a predicate: whether to keep a result of an existing output. Errors are not kept, so they are tried
-    again.
+    """Return a predicate for results of an existing output: whether to keep one; errors are tried again.
 
     records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
     belongs to no record: the output was made from another input, and must not be overwritten.

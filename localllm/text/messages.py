@@ -152,7 +152,8 @@ def lead_systems(messages: Sequence[Message]) -> list[Message]:
 def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
     """Return a conversation with the system texts in its last user message, where Mistral's templates put them.
 
-    The templates themselves do so only if that is the last message of all; after an answer or a result they drop them.
+    The templates themselves do so only if a user message is the last one. After an answer or a result, they drop the
+    system texts.
     """
     place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
     if place is None:

@@ -2,9 +2,11 @@
 
 See gemv_k_sub_blocks.py.
 
-Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane 8 *
-part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of
-every lane. Codes are not shifted into place: the powers of two that remain in them and in the scales cancel out.
+A block has 256 weights, or 8 runs of 32. Its first 32 bytes of codes hold the low bits of runs 0 to 3 (part 0), the
+next 32 bytes those of runs 4 to 7 (part 1). Each of 16 lanes is for half a run: lane 8 * part + 4 * half + i for run
+4 * part + `runs`[i]. Four vectors have four weights each of every lane.
+
+Codes are not shifted into place: the powers of two that remain in them and in the scales cancel out.
 """
 
 from collections.abc import Callable

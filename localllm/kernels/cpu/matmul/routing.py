@@ -71,7 +71,7 @@ def best_of(values, count):
 
 @device
 def take_best(values, count):
-    """Return the number of the largest value, which will not be found again."""
+    """Return the index of the largest value, and set that value to minus infinity for the next call."""
     best = best_of(values, count)
     store_f32(values + best * 4, MINUS_INFINITY)
     return best
