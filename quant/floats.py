@@ -1,4 +1,4 @@
-"""Encoders of F32, F16 and BF16: plain numbers, in blocks of one."""
+"""Encoders of F32, F16 and BF16: each number is a block."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -244,7 +244,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def scale(self, x: Activation, factor: float | Weight) -> Activation:
-        """Compute x * factor, a number or a tensor of one."""
+        """Compute x * factor; factor: a number, or a tensor with one element."""
         ...
 
     def scale_columns(self, x: Activation, weight: Weight) -> Activation:

@@ -46,7 +46,10 @@ class ClipVision(Vision):
 
 @frozen
 class ClipText(Vision):
-    """The hyperparameters of CLIP's text encoder. context: the most tokens of one."""
+    """The hyperparameters of CLIP's text encoder.
+
+    context: the most tokens of a text.
+    """
 
     exact: ClassVar[bool] = True
     lookahead: ClassVar[int] = 0

@@ -8,7 +8,7 @@ from localllm.engine.memory.cache import KVCache
 
 
 class JointCache:
-    """Two caches with the interface of one, as page tables use it (localllm.engine.memory.page_table)."""
+    """Two caches that page tables use as a single one (localllm.engine.memory.page_table)."""
 
     def __init__(self, first: KVCache, second: KVCache):
         """Combine caches of equally many pages."""

@@ -300,8 +300,8 @@ def make_transpose(row):
 
     16 rows of 64 bytes, `stride` bytes apart, become columns without gaps.
 
-    `row`: LLVM's type of one, of 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a matrix
-    transpose), all in registers.
+    row: LLVM's vector type of a row, with 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a
+    matrix transpose), all in registers.
     """
     half = row.count // 2
     low = ir.Constant(ir.VectorType(I32, row.count), [lane // 2 + lane % 2 * row.count for lane in range(row.count)])

@@ -198,7 +198,7 @@ class Totals:
         return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
 
     def in_lanes(self, builder, scales):
-        """Return scales where `scale_of` finds them: four units' in each half of a register.
+        """Return scales where `scale_of` finds them: those of four units in each half of a register.
 
         Taking a scale from the other half costs three of Zen 3's instructions instead of one.
         """

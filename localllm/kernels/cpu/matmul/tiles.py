@@ -141,13 +141,13 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
 
 
 def rows_at(builder, s, stride):
-    """Return the scales of the rows at s, for each place of a tile."""
+    """Return vectors of the scales of rows, one for each vector of a tile's totals; s: address of the first ones."""
     scales = loads(builder, s, stride, VECTORS, f32x16.llvm)
     return [scales[v] for _, v in PLACES]
 
 
 def columns_at(builder, c, stride):
-    """Return the scales of the tokens at c, for each place of a tile."""
+    """Return vectors of the scales of tokens, one for each vector of a tile's totals; c: address of the first one."""
     scales = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, stride, TOKENS, F32)]
     return [scales[t] for t, _ in PLACES]
 
