@@ -190,9 +190,9 @@ class Listener(uvicorn.Server):
             await self._wait_until_idle(REPORT_SECONDS, is_urgent=True)
 
     async def _wait_until_idle(self, seconds: float, is_urgent: bool) -> bool:
-        """Wait for all connections to end; False after the time, or if a second signal cuts the wait.
+        """Wait for all connections to end; return False if they have not after these seconds.
 
-        is_urgent: a second signal does not cut the wait.
+        A second signal also ends the wait, unless `is_urgent`.
         """
         state, clock = self.server_state, asyncio.get_running_loop().time
         end = clock() + seconds

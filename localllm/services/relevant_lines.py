@@ -45,7 +45,7 @@ class Part(NamedTuple):
     """Lines that are read one after the other.
 
     Attributes:
-        before: numbers of lines that are not scored.  own: numbers of lines that are.
+        before: numbers of lines that are only context.  own: numbers of the lines to score.
     """
 
     before: range
