@@ -1,8 +1,8 @@
 """Falcon (Almazrouei et al. 2023, arXiv 2311.16867).
 
-Unlike llama: layer norms; attention and feed-forward network read the same residual stream, in the smaller model the
-same norm of it, and are added together; GELU without a gate; queries, keys and values from one matrix; rotated pairs
-are half a head apart.
+Unlike llama: layer norms; attention and feed-forward network read the same residual stream (in the smaller model,
+after the same norm), and both outputs are added to it; GELU without a gate; queries, keys and values from one matrix;
+rotated pairs are half a head apart.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv

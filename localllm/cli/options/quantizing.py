@@ -30,7 +30,9 @@ class FormatGroup:
     ] = None
     tensor_type_file: Annotated[
         str | None,
-        typer.Option("--tensor-type-file", metavar="FILE", help="File of REGEX=FORMAT, one per line or word."),
+        typer.Option(
+            "--tensor-type-file", metavar="FILE", help="File of REGEX=FORMAT pairs, separated by white space."
+        ),
     ] = None
     output: Annotated[
         str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="Format of the output tensor.")

@@ -44,7 +44,7 @@ class Rowwise(Operation):
 
 @operation
 class Elementwise(Rowwise):
-    """A verb defined by a formula and a row; numbers: its scalar arguments by name."""
+    """An element-wise verb, which a formula defines; numbers: its scalar arguments by name."""
 
     function: str
     numbers: Mapping[str, float]
