@@ -108,7 +108,7 @@ def q4_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q5_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q5_K: as in Q4_K, with bit `run` of 32 bytes that all runs share."""
+    """Yield words of Q5_K: nibbles as in Q4_K, and a fifth bit: bit number `run` of 32 bytes for all runs."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)

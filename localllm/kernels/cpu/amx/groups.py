@@ -1,7 +1,7 @@
 """Converts weights of the formats of group_format.py to BF16 tiles, with their scales.
 
-A vector of codes holds eight weights of each run of 32. So 16 codes become 16 floats of two runs, and the four vectors
-together 64 numbers in BF16, which are two rows of tiles.
+Each of a group's four vectors of codes holds eight weights of each of its eight runs of 32. For two runs, 16 codes of
+each vector become 16 floats; these 64 numbers in BF16 are two rows of tiles.
 """
 
 from llvmlite import ir
