@@ -74,7 +74,7 @@ def format_plot(name: str, what: str, column: int) -> Plot:
 def cpu_plot() -> Plot:
     """Speed relative to llama.cpp by CPU: the geometric mean of the model families that all tables have."""
     cpus = {
-        "AVX2": "Other families, with the kernels of",
+        "AVX2": "Other families on the same CPU",
         "AVX-512, Intel": "**AVX-512**:",
         "AVX-512, Zen 4": "**AVX-512 on Zen 4**",
         "AMX": "**AMX**:",
@@ -85,7 +85,7 @@ def cpu_plot() -> Plot:
     def mean(rows: dict[str, list[str]], column: int) -> float:
         return math.exp(sum(math.log(float(rows[family][column])) for family in families) / len(families))
 
-    series = {what: [mean(rows, at) for rows in tables.values()] for what, at in (("prefill", 3), ("decode", 6))}
+    series = {what: [mean(rows, at) for rows in tables.values()] for what, at in (("prefill", 3), ("decode", -1))}
     return Plot("cpus", f"Speed relative to llama.cpp, geometric mean of {len(families)} models", list(cpus), series)
 
 
