@@ -177,7 +177,7 @@ def test_nothing_found_is_exit_code_1(cli, folder: Path):
         (("search", ".", " "), "QUESTION is empty"),
         (("search", ".", "Hi", "-k", "0"), "-k should be 1 or above"),
         (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
-        (("search", "-", ".", "Hi"), "- cannot be combined with files"),
+        (("search", "-", ".", "Hi"), "- (stdin) cannot be combined with files"),
         (("ask", ".", "Hi"), "MODEL is missing: name one that answers with -m MODEL"),
         (("ask", ".", "zeppelin", "--model", GUIDE), "nothing in . is about that"),
     ],

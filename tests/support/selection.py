@@ -1,6 +1,6 @@
 """Which tests run: of expensive cases those whose turn it is at this commit, or all of them.
 
-Cases with `@pytest.mark.sampled` are slow, and run at each sixth commit or so: the commit's hash and the case's name
+Cases with `@pytest.mark.sampled` are slow, and run at each tenth commit or so: the commit's hash and the case's name
 decide, so that a commit always sees the same ones, and a few commits see all. `sampled("name")` goes by the value of
 that parameter alone: all tests of a format take turns together, wherever they are, and compile its kernels once; as a
 module's `pytestmark`, it means those that have the parameter. `every` says how seldom a case has its turn, `always`
@@ -8,7 +8,7 @@ which values are no such cases. Whoever names a case, as in file.py::test[case],
 the commit as well.
 
 Functions that take more than a thousandth of the time of all tests are in long_tests.txt, which
-scripts/record/record_long_tests.py writes: their cases run at each sixth commit, or half as often as `sampled` says.
+scripts/record/record_long_tests.py writes: their cases run at each tenth commit, or half as often as `sampled` says.
 
 Tests with `@pytest.mark.real` need real models, or minutes of them, and run with --real alone.
 
@@ -28,7 +28,7 @@ import pytest
 from hypothesis import settings
 
 HASH = 10  # digits of a commit's hash that count
-EVERY = 6  # commits share a case, unless its marker says otherwise
+EVERY = 10  # commits share a case, unless its marker says otherwise
 LONG = frozenset(Path(__file__).with_name("long_tests.txt").read_text("utf-8").split())
 chosen: pytest.Config
 
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen, option = config, config.option
     config.addinivalue_line(
         "markers",
-        "sampled(*parameters, every=6, always=()): runs at some commits; see tests/support/selection.py",
+        "sampled(*parameters, every=10, always=()): runs at some commits; see tests/support/selection.py",
     )
     config.addinivalue_line("markers", "real: needs real models; runs with --real alone")
     option.commit = (option.commit or head())[:HASH]
