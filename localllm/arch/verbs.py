@@ -28,7 +28,7 @@ FULL_ATTENTION = 1 << 40
 
 @frozen
 class Scores:
-    """How to compute attention scores from queries and keys; equal groups of query heads share a key-value head.
+    """The computation of attention scores from queries and keys; equal groups of query heads share a key-value head.
 
     A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and slope * |distance| is subtracted if heads
     have slopes (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025).

@@ -95,7 +95,7 @@ class OneShot:
             chosen = self.with_receipt(chosen, opened)
             load_s = perf_counter() - self.started
             text = given.text if longer is None else longer.fit(opened, given.material, given.question, system, chosen)
-            asked = self.images.shown(request(opened, text, system, self.continues))
+            asked = self.images.with_images(request(opened, text, system, self.continues))
             asked = asked if thread is None else thread.with_question(asked)
             if texts:
                 return choose(opened, asked, texts, self.output.as_json)

@@ -113,7 +113,7 @@ class Header:
 
 
 FIRST, LATER = 512, 256  # tokens of a run
-# How many first and last tokens of a prompt keep activations of 16 bits even in a long run: all others attend to the
+# Tokens at either end of a prompt that keep activations of 16 bits even in a long run: all others attend to the
 # first ones, and the answer begins after the last. The error of the logits after 135 to 700 tokens of SmolLM2 is then
 # 0.30 times as large (Q4_1, 14 prompts; 0.36 with the end alone, 0.21 with 16 tokens at the beginning).
 EXACT = 8
@@ -125,7 +125,7 @@ LONG = 512  # tokens from which on a prompt is worth caching on disk: about a se
 
 
 class Runs(NamedTuple):
-    """How a model's prompts are divided: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT."""
+    """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT."""
 
     later: int = LATER
     first: int = FIRST

@@ -19,7 +19,7 @@ NOTHING = PartialAnswer()
 
 
 class AnswerInProgress(Protocol):
-    """What a conversation needs to know of an answer: a Generation, or one of a server."""
+    """The interface of an answer for a conversation: a Generation, or one of a server."""
 
     @property
     def text(self) -> str: ...

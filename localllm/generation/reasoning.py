@@ -211,7 +211,7 @@ def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
 
 @frozen
 class Thinking:
-    """How an answer's reasoning is marked; without arguments, there is none.
+    """The markers of an answer's reasoning; without arguments, there is no reasoning.
 
     Attributes:
         format: the marks, or None.

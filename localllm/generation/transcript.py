@@ -92,7 +92,7 @@ class Transcript:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string was found, or the model repeats a call."""
+        """Return whether a stop string was found, or the model repeats a call."""
         return self._stops.found or (self._json_reader is not None and self._json_reader.repeats)
 
     @property
@@ -107,7 +107,7 @@ class Transcript:
 
     @property
     def is_between(self) -> bool:
-        """Whether neither reasoning nor the answer, nor a header of one, has begun."""
+        """Return whether neither reasoning nor the answer, nor a header of one, has begun."""
         return self._splitter.is_between
 
     def begin_answer(self) -> None:

@@ -33,7 +33,7 @@ class Block:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it is a tool call with incomplete arguments."""
+        """Return whether it is a tool call with incomplete arguments."""
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
@@ -72,7 +72,7 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether there are tool calls."""
+        """Return whether there are tool calls."""
         return any(block.kind == CALL for block in self.all)
 
 

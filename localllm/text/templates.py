@@ -118,7 +118,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether contents must be lists of parts: some templates of vision models (SmolVLM) drop plain strings."""
+        """Return whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
         if "type" not in self.source:
             return False
 
@@ -133,7 +133,7 @@ class ChatTemplate:
 
     @cached_property
     def _knows_functions(self) -> bool:
-        """Whether the template reads tools from a JSON text named `functions`, as Firefunction's does."""
+        """Return whether the template reads tools from a JSON text named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _function_variables(self, tools: Any) -> dict[str, str]:

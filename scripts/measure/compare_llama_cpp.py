@@ -146,7 +146,7 @@ def runs(options: argparse.Namespace, model: str) -> list[tuple[str, list[str], 
 
 
 def tests(options: argparse.Namespace) -> list[tuple[str, str, int, int]]:
-    """What MEASURE times: (name, function, tokens, depth)."""
+    """Return what MEASURE times: (name, function, tokens, depth)."""
     found = [("prefill", "read", 512, 0), ("decode", "write", 128, 0)]
     if options.prefill_depth:
         found.append((f"prefill @ d{options.prefill_depth}", "read", 512, options.prefill_depth))

@@ -69,7 +69,7 @@ def recorded(path: str, tokens: int) -> list[Answer]:
 
 
 def right(guesses: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the guesses come, from the first on."""
+    """Return how many drafts are accepted, from the first on."""
     return next(
         (n for n, pair in enumerate(zip(guesses, tokens, strict=False)) if pair[0] != pair[1]),
         min(len(guesses), len(tokens)),
@@ -146,7 +146,7 @@ class Chances:
 
 
 def tree(found: list[Way], chances: Chances, each: float) -> list[int]:
-    """How much of each way is read: nodes by their chance, as many as promise most."""
+    """Return how much of each path is read: nodes by their probability."""
     heap, left = list[tuple[float, int, int]](), 1.0
     for number, way in enumerate(found):
         chance = left * chances.of(number, way[0][1])

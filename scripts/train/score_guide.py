@@ -35,7 +35,7 @@ class Check:
     forbids: tuple[str, ...] = ()
 
     def accepts(self, answer: str) -> bool:
-        """Whether the answer meets the criterion."""
+        """Return whether the answer meets the criterion."""
         found = all(re.search(pattern, answer, re.IGNORECASE) for pattern in self.needs)
         return found and not any(re.search(pattern, answer, re.IGNORECASE) for pattern in self.forbids)
 

@@ -64,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how fast to learn."""
+    """The length and the rates of a training."""
 
     row: int = 256  # tokens of a packed row
     rows: int = 8  # rows of a step
@@ -343,7 +343,7 @@ def train(model: Guide, data: list[np.ndarray], training: Training, checkpoint: 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a stopped training goes on: the state after some steps of a round."""
+    """The state of a training after some steps of a round, from which it goes on."""
 
     path: Path
     number: int

@@ -125,7 +125,7 @@ def chat(
             chosen = conversation.options = calls.begin(first, chosen, leaving)
             conversation.tools = calls
         if not interactive:
-            return answer_once(first, images.shown(request(first, text, system, False)), chosen, calls, line)
+            return answer_once(first, images.with_images(request(first, text, system, False)), chosen, calls, line)
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)

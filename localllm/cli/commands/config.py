@@ -96,7 +96,7 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
         if known := param.keys:
             name = "MODEL" if known == ["model"] else f"--{known[0]}"
             value = Chosen(model, "typed") if name == "MODEL" and model else chosen.get(param.name)
-            yield (name, shown(value.value), value.source) if value else (name, default_of(param), "default")
+            yield (name, format_value(value.value), value.source) if value else (name, default_of(param), "default")
 
 
 def of_all(held: Settings) -> Iterator[Row]:
@@ -113,7 +113,7 @@ def of_all(held: Settings) -> Iterator[Row]:
         for model in (None, *held.model) if takes_model else (None,):
             for param in params:
                 if found := load_defaults(command, params, model).get(param.name):
-                    row = f"--{param.keys[0]}", shown(found.value), found.source
+                    row = f"--{param.keys[0]}", format_value(found.value), found.source
                     users.setdefault(row, []).append(command)
     for (name, value, source), commands in users.items():
         yield name, value, f"{source}: {', '.join(dict.fromkeys(commands))}"
@@ -125,7 +125,7 @@ def default_of(param: Parameter) -> str:
     return told or ("off" if param.is_switch else "-")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

@@ -41,7 +41,7 @@ class ExitChat(Exception):  # noqa: N818 - no error
 
 @frozen
 class Tools:
-    """What slash commands use in addition to the conversation.
+    """The tools of slash commands, in addition to the conversation.
 
     Attributes:
         open: opens a model by its name.  edit: lets the user change a text; returns None if cancelled.

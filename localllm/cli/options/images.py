@@ -40,7 +40,7 @@ class ImageGroup:
     def takes_stdin(self) -> bool:
         return "-" in (self.image_files or ())
 
-    def shown(self, asked: "str | list[Message]") -> "str | list[Message]":
+    def with_images(self, asked: "str | list[Message]") -> "str | list[Message]":
         """Return the prompt with the images before its text. Raises UsageError if the prompt is not a conversation."""
         if not self.image_files:
             return asked

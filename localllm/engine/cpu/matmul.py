@@ -47,7 +47,7 @@ BY_ROW = {
     "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
-# The same for products in tiles; their panels are located separately.
+# Products in tiles advance alike; their panels are located separately.
 BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
 LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
@@ -124,7 +124,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
     strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
     of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
-    # As many as a dense matrix of that size gets: prefetched weights are lost at the end of a part.
+    # A dense matrix of that size gets this number of slices, too: prefetched weights are lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}

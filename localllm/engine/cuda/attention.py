@@ -20,7 +20,7 @@ MOST_HEADS, MOST_NUMBERS = 8, 128  # most query heads of a bundle, and most numb
 
 @frozen
 class FewTokenAttention:
-    """How localllm.kernels.cuda.attention.attend_few divides the work for heads of these dimensions."""
+    """The division of attend_few's work (localllm.kernels.cuda.attention) for heads of these dimensions."""
 
     key_dim: int
     value_dim: int
@@ -28,7 +28,7 @@ class FewTokenAttention:
 
     @property
     def bundle(self) -> int:
-        """How many query heads a block computes together: equal parts of the group that fit the registers."""
+        """Return how many query heads a block computes together: equal parts of the group that fit the registers."""
         numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
         most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
         return -(-self.group // -(-self.group // most))

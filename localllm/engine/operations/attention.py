@@ -21,7 +21,7 @@ from localllm.errors import ModelError
 
 
 class AttentionSteps(NamedTuple):
-    """What a target's attention steps need.
+    """The arguments of a target's attention steps.
 
     Attributes:
         state: the layer's.  sides: its keys and values in the cache.  heads: query heads.
@@ -64,7 +64,7 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Whether the layer writes new keys to the cache; else it reads those of an earlier layer."""
+        """Return whether the layer writes new keys to the cache; otherwise it reads those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: Steps) -> AttentionSteps:

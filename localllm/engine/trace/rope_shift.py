@@ -25,7 +25,7 @@ from localllm.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class RopeShift:
-    """How a layer's keys rotate with their position.
+    """The rotation of a layer's keys by their position.
 
     Attributes:
         frequencies: radians per position, float64 [pairs].

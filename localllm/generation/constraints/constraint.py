@@ -298,7 +298,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer can only end here."""
+        """Return whether the answer can only end here."""
         return self._matcher.is_stopped()
 
     def expected_tokens(self) -> list[int]:

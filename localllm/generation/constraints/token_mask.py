@@ -51,7 +51,7 @@ class AnswerState:
 
     @property
     def _may_think(self) -> bool:
-        """Whether reasoning, or, in formats with headers, any part with a header, may begin."""
+        """Return whether reasoning, or, in formats with headers, any part with a header, may begin."""
         thinking = self._thinking
         return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
 
@@ -73,13 +73,13 @@ class AnswerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer has ended: at a stop string, or because the constraint allows only the end."""
+        """Return whether the answer has ended: at a stop string, or because the constraint allows only the end."""
         is_complete = self._matcher is not None and self.transcript.kind == ANSWER and self._matcher.is_complete
         return is_complete or self.transcript.has_stopped
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a mask or a budget at all."""
+        """Return whether there is a mask or a budget at all."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:

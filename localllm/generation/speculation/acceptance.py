@@ -74,7 +74,7 @@ class StepCostModel:
 
     @property
     def are_known(self) -> bool:
-        """Whether a step was measured."""
+        """Return whether a step was measured."""
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
@@ -190,7 +190,7 @@ class SpeculationBudget:
 
     @property
     def may_lose(self) -> bool:
-        """Whether the budget allows more drafts: they never cost much more than they gain."""
+        """Return whether the budget allows more drafts: they never cost much more than they gain."""
         return self._lost <= LOSS * self._steps + START
 
 

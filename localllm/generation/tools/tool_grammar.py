@@ -106,7 +106,7 @@ class ToolUse:
 
     @property
     def is_single(self) -> bool:
-        """Whether at most one call is allowed."""
+        """Return whether at most one call is allowed."""
         return not self.parallel or self.choice not in CHOICES
 
 
@@ -137,12 +137,12 @@ class ToolGrammar:
 
     @property
     def must(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Return whether the answer has to be a call."""
         return self.use.must
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Whether a call is a message of its own, after reasoning, as in gpt-oss's harmony format."""
+        """Return whether a call is a message of its own, after reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:

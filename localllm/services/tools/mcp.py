@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 class ServerSettings(TypedDict):
-    """How to start a server."""
+    """The command that starts a server, or its address."""
 
     command: str
     args: list[str]

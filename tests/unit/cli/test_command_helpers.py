@@ -581,10 +581,10 @@ def test_variables():
 
 def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    assert ImageGroup().shown(asked) is asked and ImageGroup().shown("x") == "x"
-    assert ImageGroup(image_files=["a", "b"]).shown(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
+    assert ImageGroup().with_images(asked) is asked and ImageGroup().with_images("x") == "x"
+    assert ImageGroup(image_files=["a", "b"]).with_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
     with pytest.raises(UsageError, match="images need a chat template"):
-        ImageGroup(image_files=["a"]).shown("x")
+        ImageGroup(image_files=["a"]).with_images("x")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
     assert ImageGroup(image_files=["a", "-"]).sources() == ["a", b"\x89PNG"]
     with pytest.raises(UsageError, match="stdin can hold only one image"):

@@ -192,7 +192,7 @@ def run_lines(format, words, is_exact, minimums_after):
 
 
 class Step:
-    """How far addresses move from run to run, in bytes, and from token to token, in units of the argument `stride`."""
+    """The distances of addresses: from run to run in bytes, from token to token in units of the argument `stride`."""
 
     def __init__(self, format, is_exact):
         self.x, self.c, self.n = 16 if is_exact else 8, 8, 4 if format.has_integer_scales else 8

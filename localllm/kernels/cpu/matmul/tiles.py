@@ -64,14 +64,6 @@ def times_256(builder, sums):
     return as_tuple(builder, [builder.shl(value, eight) for value in elements(builder, sums)])
 
 
-@operation(floats, floats, floats)
-def add_256_times(builder, totals, products):
-    """Add products in units of the high plane."""
-    unit = ir.Constant(f32x16.llvm, [256.0] * 16)
-    both = zip(elements(builder, totals), elements(builder, products), strict=True)
-    return as_tuple(builder, [multiply_add(builder, product, unit, total) for total, product in both])
-
-
 def in_turn(builder, values):
     """Return the same values, computed before any later load.
 
