@@ -30,7 +30,8 @@ from models.guessing import OWN, with_guess  # noqa: E402
 
 import localllm  # noqa: E402
 from localllm import api  # noqa: E402
-from localllm.cli import main, terminal  # noqa: E402
+from localllm.cli import main  # noqa: E402
+from localllm.cli.terminal import output  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
 from localllm.generation.generate import GenerationOptions  # noqa: E402
 from localllm.generation.sampling.options import SamplingOptions  # noqa: E402
@@ -316,7 +317,7 @@ def answer_of(case: Case) -> Any:
 def played(words: list[str]) -> dict[str, Any]:
     """Return the answers of the chosen cases."""
     main.ignore_ctrl_c = main.prepare_interpreter = lambda: None  # type: ignore[assignment]
-    terminal.end_output = lambda: None  # type: ignore[attr-defined, assignment]
+    output.end_output = lambda: None  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         cases, found = Cases(Path(folder)), dict[str, Any]()
         for name, case in cases.of.items():

@@ -3,6 +3,8 @@
 import ast
 import re
 
+from project import ROOT
+
 from tests.test_layers import SOURCES
 
 # Classes and functions that have the field's name now.
@@ -58,3 +60,59 @@ def test_a_grep_for_the_fields_word_finds_the_place():
     }
     found = {word: [module for module, source in SOURCES.items() if word in source] for word in wanted}
     assert found == {word: [module] for word, module in wanted.items()}
+
+
+# ---- names that tests and scripts use: a renamed function shows at once, not only when a sampled case has its turn
+
+
+def defined(source: str) -> set[str]:
+    """Return what a module defines or imports at its top level; "*" if it answers for names as they are asked for."""
+    names, nodes = set[str](), list[ast.AST](ast.parse(source).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add("*" if node.name == "__getattr__" else node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        else:
+            names |= {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+            nodes += ast.iter_child_nodes(node)
+    return names
+
+
+DEFINED = {module: defined(source) for module, source in SOURCES.items()}
+
+
+def missing_names(source: str) -> list[str]:
+    """Return the names of this package that a test or a script uses and that are not there."""
+    modules, asked = dict[str, str](), list[tuple[str, str]]()
+    nodes = list(ast.walk(ast.parse(source)))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                asked.append((node.module, alias.name))
+    again = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    again |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in again:
+            asked.append((modules.get(node.value.id, ""), node.attr))
+    return [
+        f"{module}.{name}"
+        for module, name in asked
+        if module in SOURCES and f"{module}.{name}" not in SOURCES and not DEFINED[module] & {name, "*"}
+        if not name.startswith("__")
+    ]
+
+
+def test_names_that_tests_and_scripts_use_exist():
+    files = [path for folder in ("tests", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
+    missing = {path.name: missing_names(path.read_text("utf-8")) for path in files}
+    assert {name: names for name, names in missing.items() if names} == {}
+
+
+def test_missing_names_are_seen():
+    source = "from localllm import errors\nfrom localllm.errors import Gone, UsageError\nerrors.ModelError, errors.Lost"
+    assert missing_names(source) == ["localllm.errors.Gone", "localllm.errors.Lost"]

@@ -16,12 +16,14 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation, Task
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
+from localllm.generation.sampling.options import SamplingOptions
 
 
 def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
     """Answer prompts one by one, each with an empty cache; return seconds per prompt, and the answers."""
-    chosen = api.GenerationOptions(tokens, sampling=api.SamplingOptions(temperature=0), speculate="off")
+    chosen = GenerationOptions(tokens, sampling=SamplingOptions(temperature=0), speculate="off")
     answers = []
     start = time.perf_counter()
     for prompt in prompts:
@@ -35,7 +37,7 @@ def at_once(
     model: api.Model, prompts: list[list[int]], tokens: int, parallel: int, precise: bool
 ) -> tuple[float, float, float, list[list[int]]]:
     """Answer prompts batched; return seconds per prompt, the longest pause, Python's share of the time, answers."""
-    chosen = api.GenerationOptions(tokens, sampling=api.SamplingOptions(temperature=0))
+    chosen = GenerationOptions(tokens, sampling=SamplingOptions(temperature=0))
     requests = [model.session.request(prompt, chosen) for prompt in prompts]
     run, native = model.engine.backend.run, [0.0]
 

@@ -409,4 +409,4 @@ def test_heads_and_groups_of_mamba_2_divide_what_there_is(wrong):
     [(True, "on"), (False, "off"), (0, "0"), (1.5, "1.5"), (["a", 1], "a, 1"), ((), ""), ("two\nlines", "two lines")],
 )
 def test_values_as_config_shows_them(value, text: str):
-    assert config.shown(value) == text
+    assert config.format_value(value) == text
