@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from project import ROOT
 
+from localllm.kernels.machine import processor
+
 # From the top: a module imports itself and what stands on a lower line.
 LAYERS = [
     ["localllm.__main__"],
@@ -166,6 +168,7 @@ HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}
     ],
 )
 def test_starting_imports_nothing_heavy(program: str, needed: set[str]):
+    processor()  # what LLVM says of it is asked once on a machine, and kept
     report = f"atexit.register(lambda: print(sorted({HEAVY} & sys.modules.keys()), file=sys.stderr))"
     command = [sys.executable, "-c", f"import atexit, sys; {report}; {program}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
