@@ -33,7 +33,20 @@ from mutants import Fault, faults, is_valid
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "build" / "executed"
-PARTS = "engine", "generation", "files", "services", "cli", "arch", "convert", "text", "server", "images", "system"
+PARTS = (
+    "engine",
+    "generation",
+    "files",
+    "services",
+    "quantizing",
+    "cli",
+    "arch",
+    "convert",
+    "text",
+    "server",
+    "images",
+    "system",
+)
 ELSEWHERE = {"localllm/services/map_ray.py"}  # scripts/platform/test_ray tests it
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
