@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import compile_once
+import import_once
 import pytest
 import real
 import selection
@@ -27,8 +28,9 @@ os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cach
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """--all, --commit and what they do."""
+    """--all, --commit and what they do, and how workers share the start."""
     pluginmanager.register(selection)
+    pluginmanager.register(import_once)
 
 
 @pytest.fixture(autouse=True)
