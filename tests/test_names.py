@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 from project import ROOT
 
@@ -65,9 +66,10 @@ def test_a_grep_for_the_fields_word_finds_the_place():
 # ---- names that tests and scripts use: a renamed function shows at once, not only when a sampled case has its turn
 
 
-def defined(source: str) -> set[str]:
+@cache
+def defined(module: str) -> set[str]:
     """Return what a module defines or imports at its top level; "*" if it answers for names as they are asked for."""
-    names, nodes = set[str](), list[ast.AST](ast.parse(source).body)
+    names, nodes = set[str](), list[ast.AST](ast.parse(SOURCES[module]).body)
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -78,9 +80,6 @@ def defined(source: str) -> set[str]:
             names |= {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
             nodes += ast.iter_child_nodes(node)
     return names
-
-
-DEFINED = {module: defined(source) for module, source in SOURCES.items()}
 
 
 def missing_names(source: str) -> list[str]:
@@ -102,7 +101,7 @@ def missing_names(source: str) -> list[str]:
     return [
         f"{module}.{name}"
         for module, name in asked
-        if module in SOURCES and f"{module}.{name}" not in SOURCES and not DEFINED[module] & {name, "*"}
+        if module in SOURCES and f"{module}.{name}" not in SOURCES and not defined(module) & {name, "*"}
         if not name.startswith("__")
     ]
 

@@ -10,9 +10,6 @@ from tests.integration.test_serve import GUIDE
 from tests.integration.test_serve_tools import CALLED, OTHER, ROME, TOOLS
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
-openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
-anthropic = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
-
 PATCH = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 SCRIPT = {
     "hello": "Hello there.",
@@ -43,13 +40,23 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def gpt(served: Served):
+def openai():  # it takes a second to import: only in the worker that has these tests
+    return pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
+
+
+@pytest.fixture(scope="module")
+def anthropic():
+    return pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
+
+
+@pytest.fixture(scope="module")
+def gpt(served: Served, openai):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def claude(served: Served):
+def claude(served: Served, anthropic):
     with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -92,7 +99,7 @@ def test_openai_parses_a_schema(gpt):
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
-def test_openai_errors(gpt):
+def test_openai_errors(gpt, openai):
     with pytest.raises(openai.NotFoundError, match="model 'gpt-9' not found"):
         gpt.chat.completions.create(model="gpt-9", messages=USER)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -155,7 +162,7 @@ def test_openai_responses_of_custom_and_grouped_tools(gpt):
     assert answer.output_text == "It is sunny."
 
 
-def test_probes_and_what_is_not_kept(gpt, served: Served):
+def test_probes_and_what_is_not_kept(gpt, served: Served, openai):
     assert served.post("/v1/responses", {"input": []}).json["status"] == "completed"
     assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
@@ -228,7 +235,7 @@ def test_anthropic_tools(claude):
     assert [(block.name, block.input) for block in forced.content] == [("now", {})]
 
 
-def test_anthropic_counts_and_errors(claude, served: Served):
+def test_anthropic_counts_and_errors(claude, served: Served, anthropic):
     count = claude.messages.count_tokens(model="scripted", messages=USER, system="Be nice.", tools=CLAUDE_TOOLS)
     used = claude.messages.create(
         model="scripted", max_tokens=1, messages=USER, system="Be nice.", tools=CLAUDE_TOOLS
