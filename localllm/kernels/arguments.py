@@ -1,12 +1,22 @@
-"""The arguments of every kernel, by name: targets fill them in, kernels and tests read them.
+"""The arguments of every kernel, by name: the engine fills them in, kernels and tests read them.
 
-A kernel gets the address of an array of int64. A declaration is a tuple of named places in that array: `ADD.x` is 1, so
-a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. This module does
-not import Numba.
+A kernel gets the address of an array of int64. A declaration has a name for each index of that array: `ADD.x` is 1, so
+a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. A float32 is
+passed as its bits. This module does not import Numba.
 
-Words that mean the same everywhere: `count` is the address of the number of tokens (an int64); a `stride` is bytes from
-token to token; `columns` counts numbers; activations are float32 rows, padded to 16 columns, and no kernel touches what
-a stride has beyond; `scratch` is memory of `scratch_bytes` for each thread.
+Names that mean the same in every declaration:
+
+- count: the address of the number of tokens, an int64
+- x, y: addresses of the input and of the result, float32 [tokens, columns] unless stated otherwise; rows are padded to
+  16 columns
+- stride, x_stride, y_stride: bytes from one token's row to the next. A kernel touches the columns and their padding
+  only, not what the stride has beyond them
+- columns: numbers in a row
+- scratch, scratch_bytes: temporary memory; each thread has scratch_bytes
+- an argument "or 0" is an address that may be 0, for none
+
+A comment of the form "y = ..." says what the kernel of that declaration computes. The words are defined in
+localllm/kernels/__init__.py.
 """
 
 from collections.abc import Mapping
@@ -15,10 +25,10 @@ from typing import Any
 from localllm.kernels.declaration import arguments
 from localllm.kernels.verbs import ROWWISE
 
-PAGE = 64  # places of a page of the KV cache
+PAGE = 64  # positions in a page of the KV cache
 
 
-# Verbs that treat rows one by one, see localllm.kernels.verbs.
+# Row-wise operations, see localllm.kernels.verbs.
 RMS_NORM = ROWWISE["rms_norm"].arguments
 LAYER_NORM = ROWWISE["layer_norm"].arguments
 ADD = ROWWISE["add"].arguments
@@ -40,231 +50,256 @@ SOFTMAX = ROWWISE["softmax"].arguments
 SINKHORN = ROWWISE["sinkhorn"].arguments
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
 HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
-# y f32 [tokens, columns / width streams] = for each of them the sum over the streams of x, times their weights.
+# y f32 [tokens, output streams, width] = the sum over the input streams of weight * x; x f32 [tokens, streams, width],
+# weights f32 [tokens, output streams, streams]; columns: output streams * width.
 MIX_STREAMS = arguments("count x x_stride streams width weights weights_stride y stride columns")
-# Rows of the embedding matrix, `row_bytes` each: x[t] = row ids[t]; ids int64.
+# x[t] = row ids[t] of the embedding matrix, whose rows have `row_bytes` bytes each; ids int64.
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[t] = table[ids[t]], all int64.
 REPLACE_IDS = arguments("count ids table y")
 # y[t] = ids[t] + 1, float32 [tokens, 1]; ids int64.
 AS_COLUMN = arguments("count ids y stride")
-# y[t] = first + (the exclusive or of factors[i] * ids[t, i]) % size; x f32 [tokens, length or more], ids and 1, those
-# behind one that is 0 or `end` being `end`; factors int64 [length], y int64.
+# y[t] = first + (the exclusive or over i of factors[i] * ids[t, i]) % size. x f32 [tokens, length or more]: ids plus 1,
+# of the token and of those before it, the latest first; 0: no token. From the first predecessor that is missing or
+# `end` on, all count as `end`. factors int64 [length], y int64.
 HASH = arguments("count x stride factors length size first end y")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
-# y[i] = the rows of x of the run's i-th sequence as one: kind 0 their mean, 1 the first, 2 the last.
+# y[i] = one row for the rows of x of sequence i of the run: their mean (kind 0), the first (1) or the last (2).
 POOL = arguments("count sequences x y stride columns kind")
-# y = `columns` columns of x, in equal groups: of each `period` columns those from number `first` on.
+# y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
+# columns, beginning with number `first` of the period.
 SLICE_COLUMNS = arguments("count x x_stride first groups period y stride columns")
-# y = for each head its x_columns of x, then its z_columns of z, or all of z if z is shared.
+# y f32 [tokens, heads, x_columns + z_columns] = each head's columns of x, then those of z. shared 1: z has no heads,
+# and every head of y gets the same z_columns.
 CONCAT_HEADS = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
-# On a card: total = x + z, y = RMS_NORM of total, of whole rows; total may be x.
+# CUDA: total = x + z, y = RMS_NORM of whole rows of total; total may be x.
 ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
-# On a card: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
+# CUDA: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
 RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
 # y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
 SCALE_BY_POSITION = arguments("count x positions slope length offset y stride columns")
-# y = x in BF16.
+# y = x, rounded to BF16.
 ROUND_BF16 = arguments("count x stride y y_stride columns")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
 # positions int64.
 ANGLES = arguments("count positions before frequencies pairs table factor")
-# y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
-# interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
+# y [tokens, heads, head_dim] = x with `pairs` pairs of numbers of each head rotated. Pair k is numbers k * step and k *
+# step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x; table:
+# the result of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
-# y = x without padding, float32 [rows, columns], `y` being the address of its address; int64 `flaws` is raised by 1 or
-# more if not all numbers are finite.
+# y = x without padding, float32 [tokens, columns]; the argument y is the address of y's address. flaws: address of an
+# int64 that is increased if a number is not finite.
 LOGITS = arguments("count x stride columns y flaws")
-# x as integers, see quantize.py: high, low int8 [tokens, columns]; words int16 [tokens, columns], both of them, or 0
-# where they are not multiplied (avx2_dots.py); scales, sums of both planes and of the high one, f32
-# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32], or int16 for each 16
-# columns. most_precise: address of the most tokens of which no more than 32 columns share a scale.
+# x as integers, see quantize.py:
+# - high, low int8 [tokens, columns]: the two planes; words int16 [tokens, columns] or 0: both planes in one number, for
+#   CPUs that multiply 16-bit words (avx2_dots.py)
+# - scales f32 [tokens, columns / 16], each twice, since 32 columns share one
+# - sums f32 [tokens, columns / 16] of both planes (sums_*) and of the high plane (high_sums_*); *_32: over 32 columns,
+#   each twice; *_16: over 16 columns
+# - excess int32 [tokens, columns / 32], or int16 [tokens, columns / 16] where words are multiplied
+# most_precise: address of the number of tokens up to which every 32 columns have a scale of their own.
 QUANTIZE = arguments(
     "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
 )
-# y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
-# of the most tokens for which both planes are multiplied; pieces: addresses of the kernels that do it, int64, and what
-# else cpu/pieces.py needs to choose one.
+# y = W x; W [rows, columns] in blocks, x as QUANTIZE makes it. sums, high_sums: those over as many columns as a
+# sub-block of the format has. most_precise: address of the number of tokens up to which both planes are multiplied.
+# pieces int64: addresses of the kernel variants; few_tokens: see kernel_variants.py.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
     " excess pieces few_tokens words"
 )
-# x in words of 16 bits, see gemm_f16_words.py: y int16 [columns] and scales f32 [columns / 32], one behind the other.
+# x as 16-bit integers, see gemm_f16_words.py. A row of y: int16 [columns], then scales f32 [columns / 32].
 QUANTIZE_WORDS = arguments("count x stride y y_stride columns")
-# y = W x in float32; halves: x as ROUND_BF16 or QUANTIZE_WORDS makes it, as the format of W wants it, or 0;
-# most_precise: the most tokens for float32 where they are there.
+# y = W x in float32. halves, or 0: x as ROUND_BF16 makes it if W is BF16, as QUANTIZE_WORDS makes it if W is F16.
+# most_precise: number of tokens above which these are multiplied instead of x.
 LINEAR_FLOAT = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes halves halves_stride most_precise"
 )
-# A slab of 32 rows of weights as BF16 tiles, see amx_tiles.py: `weights` is where the first row begins, `last` the last
-# row that there is, whose copies stand for those behind; columns from number `column` on; exact: whether also the low
-# plane. `row`: memory for a row's numbers in float32.
+# tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/slab.py). weights: address of the
+# first row; last: number of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
+# too; row: memory for one row in float32.
 UNPACK = arguments("weights row_bytes last column columns exact tiles row")
-# x as BF16 tiles in panels of 16 tokens, unless there are fewer than `least`, with the low plane for up to `most_exact`
-# (an address) tokens. active: 0, or the EXPERTs whose rows these are, active_count (an address), each by itself.
+# panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written for fewer than `least` tokens.
+# most_exact: address of the number of tokens up to which the low plane is written, too. active, or 0: address of the
+# EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
 PACK = arguments("count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes")
-# What a product in tiles takes behind the arguments of `few`, the kernel for fewer than `least` tokens: x as PACK makes
-# it, `unpack`, the kernel that unpacks W, and the address of the most tokens for which both planes are multiplied.
+# The further arguments of a product in AMX tiles. few: address of the kernel for fewer than `least` tokens, which gets
+# the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x as PACK makes it; most_exact:
+# address of the number of tokens up to which both planes are multiplied.
 OF_TILES = " few unpack panels slab_bytes most_exact least"
 LINEAR_TILES_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_TILES)
 LINEAR_TILES_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_TILES)
-# The header of a run, for the kernels that meet the KV cache. Of each sequence that takes part, int64: its first token
-# in the run, how many it has there, how many it has altogether after it, the address of its table of pages, int64, and
-# those of what recurrent layers keep of it: before the run, and where it goes then, which may be the same.
+# A record per sequence of a run, for kernels that use the KV cache or recurrent states. first: its first token in the
+# run; count: its tokens in the run; length: its tokens after the run; table: address of its page table, int64; state,
+# next_state: addresses of its recurrent states before and after the run, which may be equal; encoded: its tokens that
+# an encoder has read.
 SEQUENCE = arguments("first count length table state next_state encoded")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
 HADAMARD = arguments("count x y stride columns block")
-# Heads of x to their tokens' places (`recall`: and back); owners int64 [tokens]: number of the sequence; keys or values
-# begin at `base`.
+# Copy the heads of x, keys or values, to the cache slots of their tokens (store), or from there to x (recall). owners
+# int64 [tokens]: the number of each token's sequence; base: address of the cache's first slot.
 STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
-# What attention has to do in this run, for all layers that are alike: UNITs, their number, and for each token SPLIT.
-# A window is of the last tokens, or the last chunk of that many tokens if it is chunked; the `lookahead` next tokens
-# are visible, too. A sequence's first `encoded` tokens were read by an encoder: cross-attention sees only these, other
-# attention none of them.
+# The work of attention in a run, made once for all layers of the same shape: UNITs, their number, and a SPLIT per
+# token. window: how many latest keys a token sees, 0 for all; chunked 1: instead, positions are divided into chunks of
+# `window` tokens, and a token sees its own chunk; lookahead: how many later keys it sees. cross_attention 1: tokens see
+# the sequence's first `encoded` keys only; 0: they see all but those.
 PLAN = arguments(
     "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits"
 )
-# Some rows (token * group + query head in group) and a range of keys, those before `lowest` hidden. Of a split range,
-# `split` is the part.
+# A unit of attention: `rows` rows (row = token * group + query head in its group) and the keys from position `begin` to
+# `end`, except those before `lowest`. split: the number of the part, if a context is split.
 UNIT = arguments("table kv_head first_row rows lowest begin end split")
-# In how many parts a token's context is split, and which of the partial results are its.
+# The number of parts that a token's context is split into, and the slot of its partial results.
 SPLIT = arguments("count slot")
-# softmax(q k^T * scale) v, scores going through softcap * tanh(score / softcap) if softcap is not 0; see attention.py.
-# slopes: 0, or f32 [query heads], times the distance of a key subtracted from its score. sinks: 0, or f32
-# [query heads], scores for nothing.
-# biases: 0, or f32 [query heads, 16 + 2 * reach + 1 + 16] added to scores, by how far a key is behind the query (number
-# 16 + reach is the query's own place); the first and the last 17 of a head are equal.
-# chosen: 0, or a row of bits for each token: which keys count; those of a key-value head are choice_stride behind those
-# of the one before.
-# period: only the last key of each so many counts. logs: whether behind a row's heads stand logarithms of their sums.
-# partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
+# y = softmax(q k^T * scale) v, see attention/attend.py. A softcap other than 0 replaces each score by softcap *
+# tanh(score / softcap).
+# - slopes, or 0: f32 [query heads]; slope * distance is subtracted from a score (ALiBi)
+# - sinks, or 0: f32 [query heads], the score of an extra key whose value is zero
+# - biases, or 0: f32 [query heads, 16 + 2 * reach + 1 + 16], added to scores. Number 16 + reach + d is for a key d
+#   positions after the query; the first 17 numbers are equal, and so are the last 17
+# - chosen, or 0: a bit for each key that a token sees, chosen_stride bytes per token, choice_stride per key-value head
+# - period: only the last key of every `period` counts; 1: all
+# - logs 1: after the heads of a row of y, the logarithm of each head's sum of exponentials is stored, too
+# - partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16]
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked period lookahead"
     " cross_attention slopes biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes"
 )
-# The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
-# query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
-# largest score and the sum of the weights, 4 numbers, then the values.
+# CUDA: ATTEND for few tokens, see cuda/attention/attend_few.py. A context is split into up to `parts` parts; the query
+# heads of a group are processed in `bundles` bundles, each by a thread block. partial f32 [tokens, heads, parts,
+# partial_bytes / 4]: the largest score, the sum of the weights, 2 unused numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked period lookahead slopes chosen chosen_stride choice_stride bundles"
     " parts partial partial_bytes"
 )
-# y = the parts put together, and the heads' sinks.
+# CUDA: y = the merged partial results of ATTEND_FEW, including the heads' sinks.
 MERGE_FEW = arguments(
     "count positions owners sequences heads value_dim window chunked lookahead sinks logs chosen chosen_stride"
     " choice_stride kv_heads parts partial partial_bytes y y_stride"
 )
-# The same on a card, for many tokens: see cuda/attend_many.py.
+# CUDA: ATTEND for many tokens, see cuda/attention/attend_many.py.
 ATTEND_MANY = arguments(
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked lookahead slopes sinks"
 )
-# Of each token the `most` blocks of keys up to its own with the largest sums over heads of weight * max(q k, 0), k the
-# last of the block: y, a row of bits for each; weights f32 [tokens, heads]; keys of a single head.
+# Sparse attention: y = for each token a row of bits, one per key up to its own, set for the `most` blocks of `block`
+# keys with the largest scores. The score is the sum over heads of weight * max(q k, 0), k being the block's last key;
+# weights f32 [tokens, heads]; the keys have a single head.
 SELECT_KEYS = arguments(
     "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most block y"
     " y_stride scratch scratch_bytes"
 )
-# The same of each head: the `most` blocks with the largest q k, the last `local` always; bits of a head are
-# choice_stride behind those of the one before.
+# Sparse attention for each head separately: the `most` blocks with the largest q k of any of their keys; the last
+# `local` blocks are always among them. The bits of a head follow those of the previous head after choice_stride bytes.
 SELECT_KEY_BLOCKS = arguments(
     "count positions owners sequences q q_stride keys key_bytes key_dim heads most block local y y_stride choice_stride"
     " scratch scratch_bytes"
 )
-# Recurrent layers: `offset` is theirs within SEQUENCE.state and SEQUENCE.next_state, in bytes.
-# y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], times its sigmoid if `silu`; weights f32
-# [taps, columns padded to 16]; the state f32 [taps - 1, columns padded to 16] has the tokens before the run.
+# Recurrent layers. offset: the layer's offset, in bytes, in the memory at SEQUENCE.state and SEQUENCE.next_state.
+# y[t] = s, or s * sigmoid(s) if silu is 1, with s = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap];
+# weights f32 [taps, columns padded to 16]. The state, f32 [taps - 1, columns padded to 16], is the x of the last tokens
+# before the run.
 CONVOLVE = arguments("sequences sequence_count offset taps weights bias silu x y stride columns")
-# y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], p the softmax of gates[t - taps + 1 + tap] + places[tap];
-# x f32 [tokens, 2 * stretches * columns], the gates behind, of tokens that there are; each stretch of the taps has its
-# columns. places f32 [taps, columns padded to 16]; the state f32 [taps - 1, 2 * stretches * columns padded to 16].
+# y[t] = the sum over taps of p[tap] * v[t - taps + 1 + tap], p being the softmax over the taps with tokens of gates[t -
+# taps + 1 + tap] + places[tap]. x f32 [tokens, 2 * stretches * columns]: the v of each stretch, then its gates; taps
+# are divided evenly among the stretches, and a tap uses the columns of its stretch. places f32 [taps, columns padded to
+# 16]. The state, f32 [taps - 1, 2 * stretches * columns padded to 16], is the x of the last tokens before the run.
 GATED_MEAN = arguments("sequences sequence_count offset taps stretches places x x_stride y stride columns")
-# Mamba's: for each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32 [columns / 16,
-# state_size, 16]; b and c f32 [tokens, state_size].
+# Mamba: for each column and token h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32
+# [columns / 16, state_size, 16]; b and c f32 [tokens, state_size].
 SELECTIVE_SCAN = arguments(
     "sequences sequence_count offset x dt b c state_stride rates skip y stride columns state_size"
 )
-# For each head h = e^(dt * rate) * h + k d, y = q h + skip * v, with d = v * strength, or for the delta rule
-# d = (v - k h) * strength, h decayed; dt, strength f32 [tokens, heads]; rates, skip f32 [heads]; head i has the keys of
-# head i / repeat % key_heads. State h f32 [heads, value_dim / 16, key_dim, 16].
+# For each head and token h = e^(dt * rate) * h + k d, y = q h + skip * v, with d = v * strength (Mamba 2), or by the
+# delta rule d = (v - k h) * strength with h after its decay. dt, strength f32 [tokens, heads]; rates, skip f32 [heads];
+# head i uses query and key head i / repeat % key_heads. State h f32 [heads, value_dim / 16, key_dim, 16].
 HEAD_SCAN = arguments(
     "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
     " repeat key_dim value_dim"
 )
-# For each head h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim]. wkv-gated has no
-# a and b; nor wkv-first, where y = r (h + diag(first) k v^T) of the old h, first f32 [heads * key_dim]. State h as in
-# HEAD_SCAN.
+# For each head and token h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim].
+# wkv-gated and wkv-first have no a and b; in wkv-first y = r (h + diag(first) k v^T) with h before this token, first
+# f32 [heads * key_dim]. State h as in HEAD_SCAN.
 WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim")
 # sums f32 [columns padded to 16] += x^2 over the tokens.
 ADD_SQUARES = arguments("count x stride columns sums")
-# sums f32 [experts, columns padded to 16], sums_stride bytes from one to the next, += x^2 over the rows of each of the
-# experts of PLAN_EXPERTS; counts int64 [experts] += how many rows it has.
+# For each expert that PLAN_EXPERTS lists: sums f32 [experts, columns padded to 16] += x^2 over its rows, counts int64
+# [experts] += the number of its rows; sums_stride: bytes from one expert's sums to the next.
 ADD_EXPERT_SQUARES = arguments("active active_count x stride columns sums sums_stride counts")
-# Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
-# logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
-# groups of experts the `groups_used` best take part. Each `together` experts in a row are one. table: 0, or which ones
-# tokens go to by their ids, int64 [vocab, used].
+# Mixture of experts: chosen int64 [tokens, used] = the experts of each token, weights f32 [tokens, used] = their
+# weights.
+# - logits f32 [tokens, experts]. Scores are their softmax, or sigmoid, or (rooted) the square root of their softplus
+# - normalized 1: the weights of a token add up to `scale`; 0: a weight is score * scale
+# - bias, or 0: f32 [experts], added to the scores for the choice, not for the weights
+# - groups, groups_used: experts are divided into groups, and only those of the best groups can be chosen
+# - together: so many consecutive logits belong to one expert
+# - table, or 0: int64 [vocab, used], the experts by token id (ids int64 [tokens]), used instead of a choice
 ROUTE = arguments(
     "count logits stride experts used sigmoid rooted normalized scale groups groups_used together bias ids table chosen"
     " weights scratch scratch_bytes"
 )
-# What an expert has to do in this run: its number, its first row, and how many rows it has.
+# An expert that has rows in this run: its number, its first row, and the number of its rows.
 EXPERT = arguments("number first count")
-# Rows in the order of the experts: EXPERTs that have rows, and how many they are; for each pair (token * used + place
-# among the chosen) its row, for each row its pair, int64; the number of rows, with those between the experts.
-# next_rows: int64 [experts], to work with.
+# Sorts pairs of a token and one of its experts (pair = token * used + index in chosen) by expert; each pair gets a row.
+# active: the EXPERTs that have rows; active_count: their number; rows int64 [pairs]: the row of each pair; pairs int64
+# [rows]: the pair of each row; row_count: the number of rows, including padding between experts; next_rows int64
+# [experts]: temporary memory.
 PLAN_EXPERTS = arguments("count chosen used experts next_rows active active_count rows pairs row_count")
-# y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0; count: of rows. The places among a
-# token's chosen get columns that are part_bytes apart.
+# y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0. count: address of the number of
+# rows; part_bytes: distance, in a row of x, of the columns for a token's first expert, its second one, and so on; 0:
+# all get the same columns.
 GATHER = arguments("count pairs used x x_stride weights part_bytes y stride columns")
-# y[token] = x[row] of all its pairs, `columns` each, side by side.
+# y[token] = x[row] of each of the token's pairs, `columns` columns each, one after the other.
 FROM_HEADS = arguments("count rows used x x_stride y stride columns")
-# y[token] = the sum of x[row] over a token's pairs, each times its weight unless weights is 0.
+# y[token] = the sum over the token's pairs of x[row], times the pair's weight unless weights is 0.
 SCATTER = arguments("count rows used x x_stride weights y stride columns")
-# y[row] = x[row] + z[expert of the row's pair]; count: of rows.
+# y[row] = x[row] + z[expert of the row's pair]; count: address of the number of rows.
 ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
-# y[row] = W[expert of the row] x[row]: what a product of one matrix takes, of the first expert and row 0, and `linear`,
-# the kernel that does it for one; by_row int64 [by_row_count, 2], places in its arguments that are addresses of rows,
-# and the bytes from row to row; run_count: address of the number of tokens, which decides about the precision; the
-# experts of PLAN_EXPERTS; bytes from expert to expert; slices: in how many parts a matrix is cut.
+# y[row] = W[expert of the row] x[row]: the arguments of a product with one matrix, for expert 0 and row 0, and
+# - linear: address of the kernel for one matrix
+# - by_row int64 [by_row_count, 2]: for each argument of `linear` that is the address of row 0, its index and the bytes
+#   from row to row
+# - run_count: address of the number of tokens in the run, which decides how many planes are multiplied
+# - active, active_count: the experts that have rows, from PLAN_EXPERTS; expert_bytes: bytes of an expert's matrix
+# - slices: in how many parts each product is computed
 OF_EXPERTS = " linear by_row by_row_count run_count active active_count expert_bytes slices"
 EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
 EXPERTS_TILES_QUANTIZED = arguments(" ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_TILES_FLOAT = arguments(" ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS)
-# CUDA: quantized weights in planes, see cuda/planes.py. Weights number `first` to `last` of a matrix, whole blocks as
-# in the file, to their places in its rows.
+# CUDA: convert quantized weights to planes, see cuda/matmul/planes.py. blocks: weights number `first` to `last` of a
+# matrix, whole blocks as in the file; planes: address of the whole converted matrix.
 TO_PLANES = arguments("blocks first last columns planes row_bytes")
-# x as integers, see cuda/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens, columns / 32], sums
-# f32 [tokens, columns / 16].
+# CUDA: x as integers, see cuda/matmul/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens,
+# columns / 32], sums f32 [tokens, columns / 16].
 QUANTIZE_PLANES = arguments("count x stride columns codes scales sums")
-# The same of what is made on the way: RMS_NORM of whole rows, SWIGLU. y may be what it is made of.
+# CUDA: RMS_NORM of whole rows, or SWIGLU, and then QUANTIZE_PLANES of y. y may be an input.
 NORM_QUANTIZE = arguments(" ".join(RMS_NORM._fields) + " codes scales sums")
 SWIGLU_QUANTIZE = arguments(" ".join(SWIGLU._fields) + " codes scales sums")
-# y = W x, x as QUANTIZE_PLANES makes it; or, unless active_count is 0, of the experts of PLAN_EXPERTS each with its
-# rows. experts: how many there are, expert_bytes apart.
+# CUDA: y = W x, x as QUANTIZE_PLANES makes it. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
+# multiplied with its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
 LINEAR_PLANES = arguments(
     "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts"
 )
-# The same of weights that are plain numbers, x in float32.
+# CUDA: LINEAR_PLANES for weights in F32, F16 or BF16 and x in float32.
 LINEAR_PLAIN = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts"
 )
-# y f16 [rows, columns] = `rows` rows of W from number `first` on.
+# CUDA: y f16 [rows, columns] = `rows` rows of W from number `first` on.
 UNPACK_MATRIX = arguments("weights row_bytes columns first rows y")
-# The exclusive or of all 64-byte words of a part of the memory, of `size` bytes; results: 64 bytes a part.
+# Reads `size` bytes at `memory`; results: 64 bytes for each part, the exclusive or of all that it has read.
 STREAM = arguments("memory size results")
-# Products in registers; memory: PEAK_BYTES for each part.
+# Multiplies in registers, `rounds` times; memory: PEAK_BYTES for each part.
 PEAK = arguments("memory rounds")
-# On a card: y = x / scale in float16, scales float32 [tokens]; and y = y * scale.
+# CUDA: y = x / scale in float16, scales f32 [tokens]; and y = y * scale.
 HALVE = arguments("count x stride columns y y_stride scales")
 SCALE_ROWS = arguments("count y stride columns scales")
-# On a card: x = high + low, both BF16.
+# CUDA: x = high + low, both BF16.
 SPLIT_BF16 = arguments("count x stride columns high low y_stride")
-# On a card: int64 words from memory of the host to the card's own.
+# CUDA: copy `words` int64 from host memory to GPU memory.
 FETCH = arguments("source target words")
 
 KERNELS: dict[str, Any] = {
@@ -342,11 +377,10 @@ KERNELS: dict[str, Any] = {
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the values in the order of the kernel's array.
+    """Return the values in the order of a kernel's arguments.
 
-    `kernel` may name a format, too, as in embed-Q8_0.
-
-    Raises TypeError for a name that is missing or too many.
+    kernel: its name, which may end with a format, as in embed-Q8_0; values: by argument name. Raises TypeError if a
+    name is missing or unknown.
     """
     names = KERNELS[kernel.partition("-")[0]]._fields
     if len(names) != len(values):

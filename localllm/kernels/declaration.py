@@ -1,24 +1,30 @@
-"""The arguments of a kernel as named places of an array, see localllm.kernels.arguments."""
+"""Declarations of kernel arguments, see localllm.kernels.arguments."""
 
 from typing import Any, ClassVar
 
 
 class Declaration(tuple[int, ...]):
-    """Places by name; Numba sees it as a named tuple; making named tuples of all declarations would take 4 ms.
+    """The names of a kernel's arguments, each an attribute whose value is its index in the argument array.
+
+    Numba treats it as a named tuple. Real named tuples for all declarations would take 4 ms to create.
 
     Attributes:
-        _fields: the names.
+        _fields: the names, in order.
     """
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def _asdict(self) -> dict[str, int]:
+        """Return each name with its index."""
         return dict(zip(self._fields, self, strict=True))
 
 
 def arguments(names: str) -> Any:
-    """Return a declaration: the names in the order of the array."""
+    """Declare a kernel's arguments.
+
+    names: separated by spaces, in the order of the argument array.
+    """
     fields = tuple(names.split())
-    places = {name: place for place, name in enumerate(fields)}
-    return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **places})(places.values())
+    indices = {name: index for index, name in enumerate(fields)}
+    return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **indices})(indices.values())

@@ -1,4 +1,4 @@
-"""Dequantizes weights of any format to float32, with the kernels that look up embeddings."""
+"""Dequantizes rows of weights of any format to float32, by the kernels that look up embeddings."""
 
 import ctypes
 import threading
@@ -12,19 +12,19 @@ from localllm.kernels.build.objects import Progress
 from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # need no kernel, or have none
+NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # plain numbers: F32 needs no kernel, the others have none
 
 
 def can_widen(format: Format) -> bool:
-    """Return whether weights of the format are numbers that float32 can hold."""
+    """Return whether weights of the format can be dequantized to float32."""
     return format.name == "F32" or format.name not in NUMBERS
 
 
 class Widener:
-    """Kernels for some formats. Several threads may use it at once; it does not hold Python's lock.
+    """The dequantization kernels of some formats. Threads may share it; it computes without holding the GIL.
 
     Attributes:
-        warning: why the kernels could not be cached, in one line, or None.
+        warning: one line that says why the compiled kernels could not be cached, or None.
     """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
@@ -39,7 +39,7 @@ class Widener:
     def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
         """Dequantize rows as stored in a file, uint8 [rows, bytes of a row], to float32 [rows, columns].
 
-        The result may be a view of `rows`; it is good until this thread's next call.
+        The result may be a view of `rows`. It is valid until the same thread calls this method again.
         """
         if format.name == "F32":
             return rows.view(np.float32) if rows.ctypes.data % 4 == 0 else rows.copy().view(np.float32)
@@ -62,7 +62,7 @@ class Widener:
     def _buffer(self, size: int) -> np.ndarray:
         """Return this thread's buffer, float32 [size].
 
-        New memory for each chunk would cost the system more than the conversion.
+        It is reused: allocating memory for every call would take longer than the conversion.
         """
         if getattr(self._local, "buffer", np.empty(0)).size < size:
             self._local.buffer = np.empty(size, np.float32)

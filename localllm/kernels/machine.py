@@ -1,8 +1,8 @@
-"""The CPU that kernels are compiled for, as a frozen `Lane`.
+"""The CPU that kernels are compiled for: a `Lane`, its name and features.
 
-LLVM reports the CPU's name and features. Importing llvmlite for that takes 50 ms, so the answer is cached, by a key
-that identifies the CPU (localllm.system.cpu). NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it; build/compilers.py
-sets them in processes that compile for another lane.
+LLVM detects both. Importing llvmlite for that takes 50 ms, so the result is cached on disk under a key that identifies
+the CPU (localllm.system.cpu). The environment variables NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override it;
+build/compilers.py sets them in processes that compile for another CPU.
 """
 
 import os
@@ -17,15 +17,14 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.quant.cache import cache_folder
 from localllm.system import cpu
 
-# The features by which our sources select kernels; only LLVM uses the others. On CPUs with AVX-512, AVX-VNNI does not
-# matter.
+# The features by which our sources select instructions; the others matter to LLVM only.
 CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
 CHOSEN_BY |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A CPU's name and features, as LLVM names them."""
+    """A CPU that kernels are compiled for, by the name and the features that LLVM gives it."""
 
     cpu: str
     feature_string: str
@@ -37,50 +36,56 @@ class Lane:
 
     @property
     def choices(self) -> frozenset[str]:
-        """The features that select kernels: lanes with equal choices get the same kernels."""
+        """The features that select instructions in our sources: lanes with equal choices get the same kernels.
+
+        AVX-VNNI does not count on a CPU with AVX512-VNNI, which is preferred.
+        """
         superseded = {"avxvnni"} if {"avx512vnni", "avx512bw"} <= self.features else set[str]()
         return (self.features & CHOSEN_BY) - superseded
 
     @property
     def has_512_bits(self) -> bool:
-        """Return whether vectors have 512 bits, and there are 32 of them: AVX-512."""
+        """Return whether there are 32 vector registers of 512 bits: AVX-512."""
         return "avx512f" in self.features
 
     @property
     def has_avx2_only(self) -> bool:
-        """Return whether it has AVX2, but neither AVX-512 nor a dot product of bytes (AVX-VNNI)."""
+        """Return whether the CPU has AVX2, but neither AVX-512 nor a dot product of bytes (AVX-VNNI)."""
         return {"avx2", "f16c", "fma"} <= self.features and self.features.isdisjoint(("avx512f", "avxvnni"))
 
     @property
     def has_vnni(self) -> bool:
-        """Return whether it has dot products of 512-bit vectors of bytes and 16-bit words (AVX512-VNNI)."""
+        """Return whether the CPU has dot products of 512-bit vectors of bytes and of 16-bit words (AVX512-VNNI)."""
         return {"avx512vnni", "avx512bw"} <= self.features
 
     @property
     def has_tiles(self) -> bool:
-        """Return whether it has AMX tiles in BF16; the system may still refuse them (see the module's has_tiles)."""
+        """Return whether the CPU has AMX tiles in BF16.
+
+        The operating system may still refuse them to this process: see the function `has_tiles` of this module.
+        """
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:
-        """Return whether it has instructions for f16c, fma (multiply and add) or sse4.1 (rounding).
+        """Return whether the CPU has the instructions of an x86 feature: f16c, fma (multiply-add) or sse4.1 (rounding).
 
-        Every 64-bit ARM has them. Where they are missing, LLVM calls a library function, which is slow and may be
-        missing, too.
+        Every 64-bit ARM has equivalent instructions. Where they are missing, LLVM would call a library function, which
+        is slow and may not exist.
         """
         return not self.features.isdisjoint((x86_feature, "neon"))
 
 
 @cache
 def this_lane() -> Lane:
-    """Return the lane that this process compiles for: this computer's unless the environment sets another one."""
-    given = os.environ.get("NUMBA_CPU_FEATURES")
-    return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
+    """Return the lane that this process compiles for: this computer's, unless the environment sets another."""
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if features is None else features)
 
 
 def lane_name() -> str:
-    """Return the name of the instructions that multiply matrices in prefill on this lane.
+    """Name the instruction set that this process multiplies matrices with in prefill.
 
-    It is amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
+    One of amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 and portable.
     """
     if has_tiles():
         return "amx-bf16"
@@ -91,46 +96,47 @@ def lane_name() -> str:
 
 
 def has_tiles() -> bool:
-    """Return whether the CPU has AMX tiles in BF16 and the system lets this process use them."""
+    """Return whether the CPU has AMX tiles in BF16 and the operating system lets this process use them."""
     return this_lane().has_tiles and allow_tiles()
 
 
 @cache
 def allow_tiles() -> bool:
-    """Ask the system for permission to use tiles, once."""
+    """Ask the operating system for permission to use AMX tiles, once per process; return its answer."""
     return cpu.allow_tiles()
 
 
 @cache
 def processor() -> tuple[str, str]:
-    """Return LLVM's name and feature list of this computer's CPU."""
-    said = cpu.processor_information()
-    if said is None:
+    """Return this computer's CPU name and feature list as LLVM reports them, from the cache if possible."""
+    identity = cpu.processor_information()
+    if identity is None:
         return processor_by_llvm()
-    key = sha256(version_file("llvmlite") + b"\0" + said).hexdigest()[:20]
+    key = sha256(version_file("llvmlite") + b"\0" + identity).hexdigest()[:20]
     path = cache_folder() / "kernels" / "processors" / key
-    if kept := read_checksummed(path):
-        name, _, features = kept.decode().partition("\n")
+    if cached := read_checksummed(path):
+        name, _, features = cached.decode().partition("\n")
         return name, features
-    found = processor_by_llvm()
-    with suppress(OSError):  # of which the kernels warn
-        write_checksummed(path, "\n".join(found).encode())
-    return found
+    detected = processor_by_llvm()
+    with suppress(OSError):  # compiling kernels warns about an unwritable cache
+        write_checksummed(path, "\n".join(detected).encode())
+    return detected
 
 
 def processor_by_llvm() -> tuple[str, str]:
+    """Ask LLVM for the name and the feature list of this computer's CPU."""
     import llvmlite.binding as llvm
 
-    known = llvm.get_host_cpu_features().flatten()
+    features = llvm.get_host_cpu_features().flatten()
     of_arm = [f"+{name}" for name in cpu.arm_features()] if cpu.is_arm() else []
-    return llvm.get_host_cpu_name(), ",".join([*filter(None, [known]), *of_arm])
+    return llvm.get_host_cpu_name(), ",".join([*filter(None, [features]), *of_arm])
 
 
 def version_file(package: str) -> bytes:
-    """Return the content of the file in which Numba or llvmlite states its version.
+    """Read the file in which a package, Numba or llvmlite, states its version.
 
-    Importing Numba takes 300 ms, importlib.metadata 12.
+    This avoids importing Numba (300 ms) or importlib.metadata (12 ms).
     """
-    found = find_spec(package)
-    assert found is not None and found.origin is not None, "it is a dependency"
-    return Path(found.origin).with_name("_version.py").read_bytes()
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None, "Numba and llvmlite are dependencies"
+    return Path(spec.origin).with_name("_version.py").read_bytes()

@@ -1,4 +1,4 @@
-"""Dequantize weights to float32 in plain NumPy: the oracle for the fast kernels."""
+"""Dequantizes weights to float32 in plain NumPy. Tests compare the kernels with it."""
 
 import numpy as np
 
@@ -6,11 +6,14 @@ from localllm.errors import ModelError
 
 
 def dequantize(tensor) -> np.ndarray:
-    """Dequantize a tensor to float32 in its shape. Raises ModelError for an unsupported format."""
+    """Dequantize a tensor, a tensor of a model file, to float32 in its shape.
+
+    Raises ModelError for an unsupported format.
+    """
     import gguf
 
     data = np.asarray(tensor.data)
-    if tensor.format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+    if tensor.format.name in ("Q1_0", "Q2_0"):  # `gguf` 0.19 cannot dequantize these
         return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
         values = gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id))
@@ -20,9 +23,10 @@ def dequantize(tensor) -> np.ndarray:
 
 
 def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
-    """Dequantize blocks of Q1_0 or Q2_0, 18 bytes each.
+    """Dequantize blocks of Q1_0 or Q2_0, which are 18 bytes each.
 
-    A block is a float16 d and codes of one bit (2 code - 1) or two bits (code - 1).
+    Layout: a float16 d, then 16 bytes of codes, the lowest bits of a byte first. Q1_0 has 128 codes of one bit, weight
+    = d * (2 * code - 1); Q2_0 has 64 codes of two bits, weight = d * (code - 1).
     """
     blocks = data.reshape(-1, 18)
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The reference backend's KV cache of a sequence, rounded as the KV type rounds."""
+"""The KV cache of the NumPy reference backend, which rounds keys and values as the cache type of a model does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,28 +10,35 @@ from localllm.quant.layouts import IQ4_VALUES
 
 
 class ReferenceCache:
-    """KV cache and recurrent states of a sequence in the reference backend.
+    """The KV cache and recurrent states of one sequence in the reference backend.
 
-    Each state has keys and values float32 [2][tokens, heads, head dimension]; recurrent layers have the states after
-    `length` tokens.
+    Attention layers: keys and values, each float32 [tokens, heads, head dimension]. Recurrent layers: the states after
+    `length` tokens, or none before the first run.
     """
 
     def __init__(
         self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
     ):
-        """Allocate the cache; states: None before the first run of a recurrent layer."""
+        """Create a cache, empty by default.
+
+        kv_type: the types of keys and values; layers: by layer state, [keys, values]; states: recurrent states by
+        (layer, number), or None if no recurrent layer has run yet.
+        """
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
-        """Store new keys and values after the first `position` tokens of a layer's state; return all that it holds."""
+        """Store new keys and values after the first `position` tokens; return all keys and values of the layer.
+
+        state: the layer's entry. Anything stored after `position` is overwritten.
+        """
         old = self._layers.get(state, [x[:0] for x in new])
-        missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
+        missing = max(position - len(old[0]), 0)  # tokens of an encoder, which store nothing in this layer
         old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
         self._rotations[state] = rotations = state.rotations(self._kv_type)
-        kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
-        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
+        rounded_new = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
+        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, rounded_new, strict=True)]
         return self._layers[state]
 
     def kept(self, state) -> list[np.ndarray]:
@@ -39,7 +46,7 @@ class ReferenceCache:
         return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Return one of a layer's recurrent states; zeros at the beginning."""
+        """Return one of a layer's recurrent states, `shape` zeros before the first run."""
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
@@ -47,17 +54,21 @@ class ReferenceCache:
         self._states = {**(self._states or {}), (layer, number): state}
 
     def prepare(self, length: int, count: int) -> None:
-        """Prepare for `count` tokens after the first `length`."""
+        """Set the length to `length` + `count` before a run of `count` tokens."""
         self._length = length + count
 
     def fork(self, length: int) -> "ReferenceCache":
-        """Return a cache with the same content; arrays are never changed, so that both may share them."""
-        twin = ReferenceCache(self._kv_type, self._layers, self._states, self._length)
-        twin._rotations = self._rotations
-        return twin
+        """Return a cache with the same content. Arrays are never changed in place, so both caches share them."""
+        copy = ReferenceCache(self._kv_type, self._layers, self._states, self._length)
+        copy._rotations = self._rotations
+        return copy
 
     def truncate(self, length: int) -> int:
-        """Truncate; later tokens are overwritten. States exist at the end and at the beginning only."""
+        """Shorten the sequence; return the length that it has then, which may be less than asked for.
+
+        Keys and values stay in the arrays until they are overwritten. Recurrent states exist only for the current
+        length, so with any the sequence restarts at 0 unless the length stays the same.
+        """
         if self._states is None or length == self._length:
             self._length = length
             return length
@@ -65,7 +76,7 @@ class ReferenceCache:
         return 0
 
     def shift(self, keep: int, count: int) -> int:
-        """Drop `count` tokens after the first `keep`; return how many remain."""
+        """Drop `count` tokens after the first `keep` and move later ones down; return the new length."""
         self._layers = {
             layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
             for layer, sides in self._layers.items()
@@ -74,7 +85,10 @@ class ReferenceCache:
         return self._length
 
     def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
-        """Copy `count` tokens of another cache, from position `first` on, after the first `length`."""
+        """Append `count` tokens of another cache to the first `length` tokens of this one.
+
+        first: position of the first copied token. Returns whether that was possible: here always True.
+        """
         self._layers = {
             layer: [
                 np.concatenate((x[:length], y[first : first + count]))
@@ -86,9 +100,12 @@ class ReferenceCache:
         return True
 
     def rotate_keys(self, state, turn, first: int, end: int, distance: int) -> None:
-        """Rotate the keys at positions [first, end) back by `distance`, and round them once more."""
+        """Rotate the keys at positions [first, end) back by `distance` positions (RoPE), and round them again.
+
+        turn: the layer's RoPE frequencies and which two numbers of a head make a pair.
+        """
         keys, *values = self._layers[state]
-        moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
+        moving = np.flatnonzero(turn.frequencies)  # pairs of frequency 0 do not rotate, and some overlap other pairs
         u, v = turn.step * moving, turn.step * moving + turn.apart
         cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
         turned = keys.copy()
@@ -98,11 +115,15 @@ class ReferenceCache:
         self._layers[state] = [turned, *values]
 
     def close(self) -> None:
+        """Drop all arrays."""
         self._layers, self._states = {}, None
 
 
 def hadamard(x: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each `block` numbers of the last dimension by the orthonormal Hadamard matrix, its own inverse."""
+    """Multiply each `block` consecutive numbers of the last dimension by the orthonormal Hadamard matrix.
+
+    The matrix is its own inverse, so applying this twice restores x.
+    """
     matrix = np.ones((1, 1))
     while len(matrix) < block:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -111,7 +132,10 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
-    """Round heads [..., head dimension] as a cache of that type does, with Hadamard rotation and back."""
+    """Round heads, [..., head dimension], as a cache of type `kind` does: float32 of the same shape.
+
+    rotation: if above 1, the block size of a Hadamard rotation that is applied before rounding and undone afterwards.
+    """
     if rotation > 1:
         return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
     with np.errstate(over="ignore"):
@@ -119,37 +143,40 @@ def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
 
 
 def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
-    """Make a function of heads [..., head dimension] from `make`, a function of blocks [..., 32].
+    """Make a function of heads, [..., head dimension], from `make`, a function of blocks, [..., 32].
 
-    An incomplete block is filled with its first number times `repeat`.
+    A head that does not end with a whole block is padded with the block's first number times `repeat` (0 or 1).
     """
 
-    def made(x: np.ndarray) -> np.ndarray:
-        *places, columns = x.shape
-        more = repeat * np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
-        blocks = np.concatenate((x, more), axis=-1).reshape(*places, -1, 32)
-        return make(blocks).reshape(*places, -1)[..., :columns]
+    def over_heads(x: np.ndarray) -> np.ndarray:
+        *outer_shape, columns = x.shape
+        padding = repeat * np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
+        blocks = np.concatenate((x, padding), axis=-1).reshape(*outer_shape, -1, 32)
+        return make(blocks).reshape(*outer_shape, -1)[..., :columns]
 
-    return made
+    return over_heads
 
 
-SMALLEST = np.float32(2**-24)  # above zero, of a float16
+SMALLEST = np.float32(2**-24)  # the smallest float16 above zero
 
 
 def half(x: np.ndarray) -> np.ndarray:
-    """Round to float16, which may give infinity."""
+    """Round to float16, to infinity where x is too large, and convert back to float32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 
 def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
-    """Round to signed bytes times a float16 scale per block."""
+    """Round blocks, [..., 32], to Q8_0: a float16 scale times signed bytes."""
     scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
     return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
 
 
 def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
-    """Round to codes from -centre to centre - 1 times a float16 scale per block, -centre for the largest magnitude."""
+    """Round blocks, [..., 32], to a float16 scale times codes from -centre to centre - 1 (Q4_0, Q5_0).
+
+    The number of largest magnitude gets the code -centre, so the scale has the opposite sign of that number.
+    """
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
     codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -centre, centre - 1)
@@ -157,26 +184,30 @@ def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
 
 
 def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
-    """Round to codes from 0 to `most` times a float16 scale per block, and a float16 minimum."""
+    """Round blocks, [..., 32], to a float16 scale times codes from 0 to `most`, plus a float16 minimum (Q4_1, Q5_1)."""
     least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scales, minimums = half((top - least) / np.float32(most)), half(least)
     return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, most) * scales + minimums
 
 
 def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
-    """Round to 16 values times a float16 scale per block, of least squares weighted by squares of x."""
+    """Round blocks, [..., 32], to IQ4_NL: a float16 scale times one of IQ4_VALUES.
+
+    The nearest values are found for the scale that makes the number of largest magnitude -127. Then the scale is fitted
+    to them by least squares, weighted by the squares of x.
+    """
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     first = size / np.where(top == size, np.float32(-127), np.float32(127))
     y = np.divide(x, first, out=np.zeros_like(x), where=size > 0)
     values = np.array(IQ4_VALUES, np.float32)
     nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, y, side="right")]
-    along, squares = (y * y * nearest * other for other in (y, nearest))
-    ratio = along.sum(axis=-1, keepdims=True) / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
+    products, squares = (y * y * nearest * other for other in (y, nearest))
+    ratio = products.sum(axis=-1, keepdims=True) / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
     return nearest * half(first * ratio)
 
 
 def rounded_to_bf16(x: np.ndarray) -> np.ndarray:
-    """Round to the nearest bfloat16, ties to even; finite numbers only."""
+    """Round to the nearest bfloat16, ties to even, as float32. All numbers must be finite."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     return ((bits + (bits >> 16 & 1) + np.uint32(0x7FFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 

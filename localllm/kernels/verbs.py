@@ -1,25 +1,28 @@
-"""A table of the row-wise verbs, which write as many columns as they read; importing it does not import Numba.
+"""A table of the row-wise operations ("verbs"), whose result has as many columns as their input.
 
-A row of the table connects the verb's formula (localllm.arch.rowwise_verbs) with its kernels: their arguments, whether
-they may write over their first input, and the module of each target that has a kernel of the verb's name.
+A row connects the operation's formula (localllm.arch.rowwise_verbs) with its kernels: their arguments, whether they may
+overwrite their first input, and the module of the kernel on each target. The kernel has the verb's name. Importing this
+module does not import Numba.
 """
 
 from typing import Any, NamedTuple
 
 from localllm.kernels.declaration import arguments
 
-SHAPE = ("count", "y", "stride", "columns")  # what all of them are given
-SOURCES = {"weight": "vector"}  # where an operation has another name for what a kernel is given
+SHAPE = ("count", "y", "stride", "columns")  # arguments that all of them have
+SOURCES = {"weight": "vector"}  # argument of a kernel: its name in the operation, where the two differ
 
 
 class Verb(NamedTuple):
-    """One row of the registry.
+    """A row of the table.
 
     Attributes:
-        arguments: of its kernels, a Declaration.  inputs: those that are activations, in the order of the verb.
-        strides: those that are bytes from row to row of the last input.  given: for the others, what the verb calls
-            them.  cpu, cuda: modules in localllm.kernels.cpu and localllm.kernels.cuda.
-        in_place: whether it may write over its first input.
+        arguments: the declaration of the kernels' arguments.
+        inputs: the names of those that are activations, in the order of the operation's inputs.
+        strides: the names of those that are the row stride, in bytes, of the last input.
+        given: for each of the other arguments, its name in the operation.
+        cpu, cuda: the kernel's module in localllm.kernels.cpu and in localllm.kernels.cuda.
+        in_place: whether the kernel may write its result over its first input.
     """
 
     arguments: Any
@@ -32,11 +35,14 @@ class Verb(NamedTuple):
 
 
 def row(names: str, inputs: str, cpu: str, cuda: str = "elementwise.elementwise", in_place: bool = True) -> Verb:
-    """Declare a rowwise verb; names: all arguments, in their order."""
+    """Make a row of the table.
+
+    names: all arguments of the kernels, in order; inputs: those that are activations; both separated by spaces.
+    """
     activations, fields = tuple(inputs.split()), names.split()
     strides = tuple(name for name in fields if name.endswith("_stride"))
-    known = {*SHAPE, *activations, *strides}
-    given = {name: SOURCES.get(name, name) for name in fields if name not in known}
+    from_engine = {*SHAPE, *activations, *strides}
+    given = {name: SOURCES.get(name, name) for name in fields if name not in from_engine}
     return Verb(arguments(names), activations, strides, given, cpu, cuda, in_place)
 
 
@@ -105,7 +111,7 @@ ROWWISE = {
 
 
 def where(verb: str) -> str:
-    """Name the files to change for a verb that has no kernels."""
+    """Return an error message that names the files to change for a verb without kernels."""
     return (
         f"the verb {verb!r} has no row in localllm/kernels/verbs.py, no operation in localllm/engine/operations that"
         " says its steps, and no function in the table of the target: it needs one of them"
