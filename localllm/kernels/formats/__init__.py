@@ -1,8 +1,13 @@
-"""Block formats: how each lane reads them. A row for each format: the file of its family.
+"""Block formats: device functions that read the weights of each, in one file per family of formats.
 
-A family's file has GROUPS, its formats as the int8 kernels see them (group_format.py), by name; SMALL_CODE_GROUPS and
-INTEGER_SCALE_GROUPS, the same where tiles need another; and UNPACK, for formats whose codes are not all in their layout
-(quant/layouts.py): functions like those of scalar.py. This file does not import Numba.
+A family's file has
+
+- GROUPS: by name, its formats as the int8 kernels read them, in groups of 256 weights (group_format.py explains group,
+  chunk, sub-block and striped)
+- SMALL_CODE_GROUPS, INTEGER_SCALE_GROUPS: other readers of the same formats, which unpack tiles of rows for prefill
+- UNPACK: functions like those of scalar.py, for formats whose layout (quant/layouts.py) does not list all codes
+
+Importing this module does not import Numba.
 """
 
 from importlib import import_module
@@ -23,25 +28,26 @@ FAMILIES = {
 
 
 def family(name: str) -> Any:
-    """Return the file of a format's family."""
+    """Import the module of a format's family."""
     return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
 
 
 def supports_int8(name: str, columns: int) -> bool:
-    """Return whether the int8 kernels multiply rows of `columns` weights.
+    """Return whether the int8 kernels multiply rows of `columns` weights in this format.
 
-    Rows should be whole groups of 256, and chunks of 64 if the format has them.
+    Rows must be whole groups of 256 weights; formats with blocks of at most 64 weights may end with chunks of 64.
     """
     has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
 def load_group_format(name: str, small_codes: bool = False, integer_scales: bool = False) -> Any:
-    """Return the format as the int8 kernels see it.
+    """Return a format's GroupFormat.
 
-    small_codes: no scale may hide in the codes. integer_scales: scales may be integers, see GroupFormat.
+    small_codes: one whose codes are not multiplied by powers of two, so that they are as small as possible;
+    integer_scales: one with integer scales if there is one, see GroupFormat.has_integer_scales.
     """
-    found = family(name)
-    integers = getattr(found, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
-    small = getattr(found, "SMALL_CODE_GROUPS", {}) if small_codes else {}
-    return (found.GROUPS | small | integers)[name]
+    module = family(name)
+    integers = getattr(module, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
+    small = getattr(module, "SMALL_CODE_GROUPS", {}) if small_codes else {}
+    return (module.GROUPS | small | integers)[name]

@@ -25,8 +25,8 @@ RUNS, STRIPES = range(8), range(4)
 # ---- Q2_0 -----------------------------------------------------------------------------------------------------------
 
 Q2_BYTES, Q2_CODES = BY_NAME["Q2_0"].bytes, LAYOUTS["Q2_0"].codes[0].at
-# Each byte has codes of four weights: a byte for every weight, of which even weights want the lowest bits and odd ones
-# the next, or both four bits further up.
+# A byte of a block has the codes of four weights. A shuffle copies it to the bytes of all four; then even weights take
+# bits 0 and 1 or 4 and 5 of their copy, odd weights bits 2 and 3 or 6 and 7.
 q2_stripes = [make_shuffle(u8x64, u8x64, [8 * r + 2 * q + i // 4 for r in RUNS for i in range(8)]) for q in STRIPES]
 stripe_0, stripe_1, stripe_2, stripe_3 = q2_stripes
 stripe_chunk = make_shuffle(u8x64, u8x16, [8 * r + 2 * q + i // 4 for q in STRIPES for r in (0, 1) for i in range(8)])
@@ -65,7 +65,10 @@ flags = make_flags(LAYOUTS["Q1_0"].step)
 
 @device
 def q1_codes(address):
-    """Return for each run of 32 weights, which are four bytes, a byte for each vector."""
+    """Read the codes of a group, 256 bits in two blocks, as four vectors of 64 bytes: 2 where a bit is set, else 0.
+
+    The four bytes of each run of 32 weights go to one vector each, which makes the vectors striped.
+    """
     bytes_ = concatenate_u8x32(load_u8x16(address + Q1_CODES), load_u8x16(address + Q1_BYTES + Q1_CODES))
     b0, b1, b2, b3 = planes_of(bytes_)
     return flags(b0), flags(b1), flags(b2), flags(b3)

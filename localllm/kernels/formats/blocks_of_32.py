@@ -43,7 +43,10 @@ flags_16 = make_flags(16)
 
 
 def nibbles(at, block_bytes):
-    """Make functions that read the codes of eight blocks, and of two, with 16 bytes of nibbles each."""
+    """Make functions (address) that read 4-bit codes, 16 bytes for each block of 32: of eight blocks, and of two.
+
+    at: where the codes begin in a block. The results are striped: four u8x64, and one.
+    """
 
     @device
     def codes(address):
@@ -59,7 +62,10 @@ def nibbles(at, block_bytes):
 
 
 def fifth_bits(at, block_bytes, codes_and_chunk):
-    """Decode codes of 5 bits: nibbles, and 4 bytes a block with the fifth bits."""
+    """Make functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits, 4 bytes per block.
+
+    at: where the fifth bits begin in a block.
+    """
     nibble_codes, nibble_chunk = codes_and_chunk
     planes = make_gather_planes(block_bytes)
 
@@ -78,7 +84,10 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
 
 
 def looked_up(values, codes_and_chunk):
-    """Look up codes that name one of 16 values, less the smallest."""
+    """Make functions that read 4-bit codes and replace each by its entry of a table, minus the table's smallest value.
+
+    values: the table, 16 integers; codes_and_chunk: the functions that read the codes.
+    """
     nibble_codes, nibble_chunk = codes_and_chunk
     value = make_lookup(*(int(value) - int(min(values)) for value in values))
 
@@ -97,7 +106,10 @@ q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
 
 @device
 def two_q8_0_blocks(first, second):
-    """Load signed bytes; flipping the sign bit adds 128."""
+    """Load the codes of two blocks of Q8_0, 64 bytes.
+
+    Where codes must be unsigned, 128 is added by flipping their sign bits.
+    """
     return concatenate_u8x64(load_u8x32(first + Q8_0_CODES), load_u8x32(second + Q8_0_CODES)) ^ q8_0_offset()
 
 
@@ -108,7 +120,11 @@ def q8_0_chunk(address):
 
 @device
 def q8_0_codes(address):
-    """Load codes, first by shuffles within 16 bytes, then by shuffles of 16-byte groups."""
+    """Load the codes of eight blocks as four striped vectors.
+
+    Shuffles within 16 bytes come first, then shuffles of whole 16-byte quarters, because those are cheaper than one
+    general shuffle (see striped.py).
+    """
     v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
     v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
     v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
@@ -119,7 +135,11 @@ def q8_0_codes(address):
 
 
 def codes_of(layout, block_bytes):
-    """Return functions that read the codes of eight blocks and of two, the codes' offset, and the largest code."""
+    """Choose how to read a format's codes.
+
+    Return the pair of functions that read the codes of eight blocks and of two, the offset of the codes, and the
+    largest code.
+    """
     if layout.bits == 8:
         return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
@@ -132,7 +152,7 @@ def codes_of(layout, block_bytes):
 
 
 def floats_of(at, block_bytes):
-    """Make functions (address) that load the float16 numbers of eight blocks, and of two."""
+    """Make functions (address) that load the float16 at byte `at` of eight blocks (f32x8) and of two (f32x2)."""
     gather = make_gather_f16(block_bytes)
     return (
         device(lambda address: gather(address + at)),
@@ -141,7 +161,10 @@ def floats_of(at, block_bytes):
 
 
 def exponents_of(at, block_bytes):
-    """Convert halved exponents of 8 bits to scales."""
+    """Make functions (address) that load scales stored as E8M0, halved: f32x8 for eight blocks, f32x2 for two.
+
+    at: the scale's byte in a block.
+    """
     gather, table = make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device
@@ -152,7 +175,7 @@ def exponents_of(at, block_bytes):
 
 
 def blocks_of_32(name):
-    """Return the format of that name."""
+    """Return the GroupFormat of a format with blocks of 32 weights."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     (codes, chunk), offset, largest = codes_of(layout, block_bytes)
     scales = floats_of(layout.d, block_bytes) if layout.d is not None else exponents_of(0, block_bytes)

@@ -1,12 +1,14 @@
 """Codebooks, or grids: a code names 4 or 8 weights at once.
 
-Eight weights of 2 bits have 65536 patterns, most of which never matter. A grid keeps the 256 to 2048 that represent
-real weights best, so 8 to 11 bits name 8 weights. The grids are ggml's (ggml-common.h), read from the `gguf` package,
-which carries them packed. Numba embeds them in the machine code as constants. All blocks have 256 weights, counted
-here in runs of 32, octets of 8 and quads of 4; vector q of a group's codes holds octets 4 * run + q.
+Eight weights of 2 bits have 65536 patterns, most of which rarely occur. A grid keeps the 256 to 2048 patterns that
+represent real weights best, so 8 to 11 bits name 8 weights. The grids are ggml's (ggml-common.h), read from the `gguf`
+package, which carries them packed. Numba embeds them in the machine code as constants.
 
-For the int8 kernels the rows of a grid come ready from tables: grid value + offset, a byte each. That is 32 or 64 loads
-for a group, which take most of the time.
+A block has 256 weights: 8 runs of 32, 32 octets of 8, or 64 quads of 4. Vector q of a group's codes holds octets 4 *
+run + q.
+
+For the int8 kernels, tables have each row of a grid ready: grid value + offset, one byte per weight. A group takes 32
+or 64 loads from the table, which take most of the time.
 """
 
 from typing import Any
@@ -23,7 +25,10 @@ from localllm.kernels.simd import (
 
 
 def codebook(format: Any) -> np.ndarray:
-    """Return the grid of one of the classes in `gguf.quants`: int8 [codes, weights per code]."""
+    """Load the grid of a format: int8 [codes, weights per code].
+
+    format: a class of `gguf.quants`.
+    """
     format.init_grid()
     return format.grid.reshape(format.grid_shape).astype(np.int8)
 
@@ -32,7 +37,10 @@ STRIPES, RUNS = range(4), range(8)
 
 
 def for_octets(source, order):
-    """Return a shuffle that repeats a byte of `source` for all weights of each of eight octets."""
+    """Return a shuffle that gives each of eight octets one byte of `source`, repeated for all 8 weights.
+
+    order: the byte for each octet.
+    """
     return make_shuffle(u8x64, source, [byte for byte in order for _ in range(8)])
 
 
@@ -40,15 +48,15 @@ def for_octets(source, order):
 
 
 def packed(codes):
-    """Return a table of codes with each row as one integer.
-
-    Int64 [rows] for rows of eight, int32 for rows of four.
-    """
+    """Pack each row of a grid, [rows, 8 or 4] bytes, into one integer: int64 [rows] or int32 [rows]."""
     return np.ascontiguousarray(codes, np.uint8).view("<i8" if codes.shape[1] == 8 else "<i4").reshape(-1)
 
 
 def octets(table, row):
-    """Return the codes of a group by octets: `row(address, octet)` of the table."""
+    """Make a function (address) that looks up a group's codes, eight weights at a time: four striped u8x64.
+
+    row(address, octet): the row of `table` for an octet of the group.
+    """
 
     @inlined
     def stripe(address, q):
@@ -63,7 +71,10 @@ def octets(table, row):
 
 
 def quads(table, row):
-    """Return the codes of a group by quads: `row(address, quad)` of the table."""
+    """Make a function (address) that looks up a group's codes, four weights at a time: four striped u8x64.
+
+    row(address, quad): the row of `table` for a quad of the group.
+    """
 
     @inlined
     def stripe(address, q):

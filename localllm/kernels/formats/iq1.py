@@ -1,6 +1,6 @@
-"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, shifted by 1/8 up or down, which takes the place of a minimum.
+"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, shifted by 1/8 up or down. The shift takes the place of a minimum.
 
-The int8 kernels get the grid's values and the shift in units of 1/8.
+The int8 kernels read the shifted grid values in units of 1/8, plus IQ1_OFFSET.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ IQ1_SHIFT = np.float32(0.125)
 
 @device
 def store_shifted(code, scale, negative, out):
-    """Write scale * (row `code` of the IQ1 grid + 1/8), or - 1/8 where `negative` is not zero."""
+    """Write the 8 weights of a code to `out`: scale * (grid value + 1/8), or - 1/8 if `negative` is not 0."""
     shift = -IQ1_SHIFT if negative else IQ1_SHIFT
     for i in range(8):
         store_f32(out + 4 * i, scale * (np.float32(IQ1_GRID[code, i]) + shift))
@@ -47,7 +47,10 @@ def store_shifted(code, scale, negative, out):
 
 @device
 def iq1_m_scale(scales):
-    """Return the float16 d from the topmost 4 bits of four 16-bit integers, the lowest first."""
+    """Assemble the float16 d, which IQ1_M stores in the topmost 4 bits of each of the four 16-bit integers at `scales`.
+
+    The first integer has the lowest 4 bits.
+    """
     bits = 0
     for n in range(4):
         bits |= (load_u16(scales + 2 * n) >> 12) << (4 * n)
@@ -93,7 +96,7 @@ def iq1_m_row(block, octet):
 
 
 IQ1_OFFSET = 9
-IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up; codes that are shifted down are smaller by 2
+IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # grid values shifted up by 1/8; those shifted down are smaller by 2 units
 shift_down_at_3, shift_down_at_7 = (make_where([1 << bit] * 64, -2) for bit in (3, 7))
 iq1_s_shifts = for_octets(u8x16, [2 * run + 1 for run in RUNS])
 iq1_s_scale_bits, upper_bytes = constant_u8(u8x16, 0x70), make_shuffle(u8x8, u8x16, range(1, 16, 2))
@@ -110,7 +113,10 @@ def iq1_s_codes(address):
 
 @device
 def iq1_s_scales(address):
-    """Compute d / 8 * (1 + 2 * scale); the scales' bits, read as they lie in their bytes, are 16 times as large."""
+    """Compute the 8 scales of a group in IQ1_S, d / 8 * (1 + 2 * scale): f32x8.
+
+    A stored scale has 3 bits, bits 4 to 6 of its byte. They are not shifted down, and so count 16-fold.
+    """
     scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
     return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
 
@@ -133,9 +139,9 @@ def iq1_m_codes(address):
 
 @device
 def iq1_m_scales(address):
-    """Compute d / 8 * (1 + 2 * scale).
+    """Compute the 16 scales of a group in IQ1_M, d / 8 * (1 + 2 * scale): f32x16.
 
-    Four 16-bit integers hold four scales of 3 bits each and, on top, 4 bits of d.
+    Stored in four 16-bit integers, each with four scales of 3 bits and, in the topmost bits, 4 bits of d.
     """
     words = load_i64(address + M_SCALES)
     first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)

@@ -1,7 +1,7 @@
-"""The IQ2 and IQ3 formats: a grid of magnitudes, with signs next to it.
+"""The IQ2 and IQ3 formats: a grid of magnitudes, and signs that are stored apart.
 
-There is one sign bit for each weight, or 7 bits for 8 weights where the number of minus signs is made even (see
-`eight_signs`). For the int8 kernels a minus sign reflects a code at the offset.
+A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus signs even
+(`eight_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset - magnitude.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 @device
 def eight_signs(code):
-    """Return the 8 sign bits of a 7-bit code: the code, and an eighth bit that makes the number of ones even."""
+    """Return the 8 sign bits of a 7-bit sign code: its bits, and an eighth that makes the number of ones even."""
     parity = code ^ code >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -58,17 +58,20 @@ def eight_signs(code):
 
 @device
 def store_signed(magnitudes, code, scale, signs, out):
-    """Write scale * row `code` of the grid `magnitudes`, negated where the bit of `signs` is set, the lowest first."""
+    """Write the weights of row `code` of the grid `magnitudes` to `out`, times `scale`.
+
+    Weight i is negated if bit i of `signs` is set.
+    """
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
         store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
 
 
 def unpacker(grid, group, row, signs, scale):
-    """Make a function that unpacks one block.
+    """Make a function (block, out) that unpacks one block to float32.
 
-    row(block, i) is the grid's row for octet or quad i, signs(block, octet) has 8 bits, scale(block, group) is a
-    float32.
+    grid: [codes, 8 or 4] magnitudes; group: weights that share a scale; row(block, i): the grid's row for octet or quad
+    i; signs(block, octet): 8 sign bits; scale(block, group): float32.
     """
     size = grid.shape[1]
 
@@ -83,14 +86,21 @@ def unpacker(grid, group, row, signs, scale):
 
 
 def word_signs(at, apart):
-    """Return the signs of octets whose sign codes are four to a word of 32 bits; words are `apart` bytes apart."""
+    """Make a function (block, octet) that reads the signs of an octet from a 32-bit word with four 7-bit sign codes.
+
+    at: the byte of the first word; apart: bytes from word to word.
+    """
     return device(
         lambda block, octet: eight_signs(load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
 def word_scales(at, apart, factor):
-    """Compute d * (scale + 1/2) * factor of runs; a scale is the topmost 4 bits of a word, `apart` bytes apart."""
+    """Make a function (block, run) that computes a run's scale, d * (scale + 1/2) * factor.
+
+    The stored scale is the topmost 4 bits of a 32-bit word; at: the byte of the first word; apart: bytes from word to
+    word.
+    """
     half, by = np.float32(0.5), np.float32(factor)
     return device(
         lambda block, run: load_f16(block) * (half + np.float32(load_u32(block + at + apart * run) >> 28)) * by
@@ -99,7 +109,7 @@ def word_scales(at, apart, factor):
 
 @device
 def nibble_at(address, i):
-    """Return number i of those that are two to a byte, the low half first."""
+    """Return number i of the 4-bit numbers at an address, two in a byte, the low half first."""
     return load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
@@ -107,9 +117,10 @@ signs_0, signs_1, signs_2, signs_3 = (for_octets(u8x32, [4 * run + q for run in 
 
 
 def signed(name, grid, row, signs, scales):
-    """Return a format with a row of `grid` for each octet or quad.
+    """Return the GroupFormat of a format with magnitudes in a grid.
 
-    The bits of `signs(address)`, u8x32, negate weights.
+    row: the grid's row for each octet or quad (grids.py); signs(address): u8x32, one byte of signs per octet; scales:
+    see GroupFormat.
     """
     offset = int(grid.max())
     lookup = octets if grid.shape[1] == 8 else quads
@@ -134,9 +145,9 @@ topmost_bit = constant_u8(u8x32, 128)
 
 @device
 def evened(signs):
-    """Extend bytes of 7 bits by an eighth that makes the number of ones even.
+    """Set the topmost bit of each byte so that its number of ones is even. `signs`: u8x32 whose topmost bits are 0.
 
-    The parity of a byte is gathered in its topmost bit; bits that shifts bring in from its neighbour stay below.
+    The shifts move each byte's parity up to its topmost bit. Bits that enter from a neighbouring byte stay below it.
     """
     twos = signs ^ up_1(signs)
     fours = twos ^ up_2(twos)
@@ -150,15 +161,15 @@ topmost_bytes = make_shuffle(u8x8, u8x32, range(3, 32, 4))
 
 @device
 def signs_of_words(words):
-    """Return four sign codes in each of eight words."""
+    """Return the signs of a group from 8 words of 32 bits, each with four 7-bit sign codes: u8x32, a byte per octet."""
     return evened(four_sevens(words))
 
 
 @device
 def scales_of_words(words, d):
-    """Compute d * (scale + 1/2), with the scales in the topmost nibbles of eight words.
+    """Compute d * (scale + 1/2) for the 8 scales in the topmost 4 bits of 8 words of 32 bits: f32x8.
 
-    Read as the high half of a byte, a scale has 16 times its value.
+    The bits are not shifted down within their bytes, and so count 16-fold.
     """
     return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
 
@@ -173,7 +184,7 @@ alternate = make_shuffle(u8x16, u8x16, [8 * half + i for i in range(8) for half 
 
 @device
 def scales_of_nibbles(address, d):
-    """Compute d * (scale + 1/2), with the scales in 16 nibbles."""
+    """Compute d * (scale + 1/2) for 16 scales of 4 bits each, 8 bytes at an address: f32x16."""
     nibbles = load_i64(address)
     scales = alternate(concatenate_u8x16(bytes_of(nibbles & NIBBLES), bytes_of((nibbles >> 4) & NIBBLES)))
     return (float_i8x16(scales) + splat_f32x16(0.5)) * d
@@ -262,7 +273,7 @@ def iq3_s_signs(address):
 
 @device
 def iq3_s_scales(address):
-    """Compute 2 * d * (scale + 1/2), with the scales in eight nibbles, spread over eight bytes."""
+    """Compute the 8 scales of a group in IQ3_S, d * (1 + 2 * scale), stored in 4 bits each: f32x8."""
     nibbles = load_u32(address + S3_SCALES)
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FF

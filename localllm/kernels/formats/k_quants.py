@@ -1,9 +1,8 @@
-"""The k-quants and IQ4_XS: 256 weights to a block.
+"""The k-quants and IQ4_XS: blocks of 256 weights with a small integer scale for every 16 or 32 weights.
 
-Weights are in groups of 16 or 32, whose scales are small integers.
-
-A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores 4- to 8-bit integers instead, and one
-float16 scale for all of them. Codes lie in planes, so that one vector register of bytes yields whole groups.
+A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores a 4- to 8-bit integer instead, and
+one float16 factor d for all of them. Codes of fewer than 8 bits lie in bit planes: a byte has the codes of weights 32
+or 64 positions apart, so one vector of bytes yields the codes of several runs of 32.
 """
 
 from localllm.kernels.cpu.signature import device
@@ -53,14 +52,14 @@ Q2, Q3, Q4, Q5, Q6, IQ4 = (LAYOUTS[name] for name in ("Q2_K", "Q3_K", "Q4_K", "Q
 Q2_D, Q2_LOW, Q3_D, Q4_LOW, Q6_D = Q2.d, Q2.low, Q3.d, Q4.low, Q6.d
 Q2_CODES, Q4_CODES, Q5_CODES, Q6_CODES, IQ4_CODES = (layout.codes[0].at for layout in (Q2, Q4, Q5, Q6, IQ4))
 Q3_BITS, Q5_BITS, Q6_BITS = (layout.codes[1].at for layout in (Q3, Q5, Q6))
-K_FACTORS = 4  # where Q4_K and Q5_K have the 12 bytes of their scales and minimums
-# Where their first scale lies.
+K_FACTORS = 4  # offset of the 12 bytes with the scales and minimums of Q4_K and Q5_K
+# Offsets of the first scale.
 Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.scales[0], Q6.scales[0], *IQ4.scales))
 
 
 @device
 def packed_scales(address):
-    """Return the eight 6-bit scales of Q4_K and Q5_K, from 12 bytes."""
+    """Unpack the eight 6-bit scales of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
     low, high = load_u32(address), load_u32(address + 8)
     upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
@@ -68,7 +67,7 @@ def packed_scales(address):
 
 @device
 def packed_minimums(address):
-    """Return the eight 6-bit minimums of Q4_K and Q5_K, from the same 12 bytes."""
+    """Unpack the eight 6-bit minimums of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
     low, high = load_u32(address + 4), load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
@@ -79,7 +78,8 @@ def k_minimums(address):
     return -packed_minimums(address + K_FACTORS) * load_splat_f16x8(address + Q4_LOW)
 
 
-# Quad q of each of four runs of 32 bytes, twice: for two runs of weights, in the low and the high nibbles.
+# Shuffles for vector q of the striped codes: octet q of each of four times 32 bytes, twice, because 32 bytes have two
+# runs of weights, one in the low nibbles and one in the high nibbles.
 runs_0, runs_1, runs_2, runs_3 = (make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
 nibble_masks = constant_u8(u8x64, *[0x0F] * 8, *[0xF0] * 8)
 sixteenths = constant_f32(f32x8, 1, 1 / 16)
@@ -88,7 +88,10 @@ odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
 
 @device
 def q4_k_codes(address):
-    """Return codes with high nibbles in place: 16 * code, and a sixteenth of the scale."""
+    """Read the codes of a group in Q4_K, four striped u8x64.
+
+    Those from high nibbles are 16 * code, with a sixteenth of the scale.
+    """
     v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
@@ -100,7 +103,7 @@ def q4_k_scales(address):
 
 @device
 def q4_k_small_codes(address):
-    """Return codes with high nibbles shifted down, too."""
+    """Read the codes of a group in Q4_K, four striped u8x64, all shifted down to 0 to 15."""
     v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble()
     return (
         odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
@@ -128,7 +131,7 @@ def q5_k_scales(address):
 
 
 q4_k_small = GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, 15, q5_k_scales, k_minimums)
-q4_k = (  # with AVX2, small codes are read at 12 GB/s by one core, others at 7
+q4_k = (  # with AVX2, one core reads 12 GB/s with small codes, 7 with the others
     q4_k_small if splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
 )
 
@@ -141,7 +144,10 @@ upper_half = make_shift(u8x16, False, 4)
 
 @device
 def q2_k_codes(address):
-    """Return codes in place: times 1, 4, 16 and 64, and the scale's inverse."""
+    """Read the codes of a group in Q2_K where they lie in their bytes: four striped u8x64.
+
+    Codes are multiplied by 1, 4, 16 or 64, by run; q2_k_scales divides the scales by the same.
+    """
     v, mask = load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 
@@ -178,9 +184,9 @@ def q3_k_codes(address):
 
 @device
 def q3_k_scales(address):
-    """Unpack 16 scales of 6 bits.
+    """Unpack the 16 scales of Q3_K, 6 bits each minus 32, times d: f32x16.
 
-    Eight bytes have the low nibbles of two scales each, four bytes the high bits of four.
+    Layout: 8 bytes with the low 4 bits of two scales each, then 4 bytes with the high 2 bits of four scales each.
     """
     low = load_u32(address + Q3_SCALES) | (load_u32(address + Q3_SCALES + 4) << 32)
     high = load_u32(address + Q3_SCALES + 8)
@@ -195,7 +201,7 @@ low_0, low_1, low_2, low_3 = (
     make_quads(*[8 * half + 4 * (plane % 2) + q for half in (0, 1) for plane in range(4)]) for q in range(4)
 )
 q6_low_down = make_shift(u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
-q6_high_up = make_rotate(4, 2, 0, 62)  # the two bits of each plane to bits 4 and 5
+q6_high_up = make_rotate(4, 2, 0, 62)  # moves the two bits of each of four planes to bits 4 and 5
 bits_4_and_5 = constant_u8(u8x64, 0x30)
 
 
@@ -239,9 +245,9 @@ def iq4_xs_codes(address):
 
 @device
 def iq4_xs_scales(address):
-    """Return eight scales of 6 bits.
+    """Unpack the eight scales of IQ4_XS, 6 bits each minus 32, times d: f32x8.
 
-    The nibbles of four bytes, and two bits each of two bytes, spread over eight bytes.
+    The low 4 bits lie in 4 bytes, the high 2 bits in 2 bytes; both are spread over eight bytes.
     """
     low, high = load_u32(address + IQ4_LOW), load_u16(address + IQ4_HIGH)
     low = (low | low << 16) & 0x0000FFFF0000FFFF
@@ -265,13 +271,13 @@ GROUPS = {
     )
 }
 
-# What tiles unpack, if not the same: here no scale may hide in the codes.
+# What register tiles unpack instead: codes that are not multiplied by powers of two.
 SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
     "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
 }
 
-# What tiles unpack with AVX2 only: scales that are multiplied in integers.
+# What register tiles unpack on CPUs with AVX2 only: integer scales, multiplied in integers.
 INTEGER_SCALE_GROUPS = {
     "Q6_K": GroupFormat(
         *("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_integer_scales, q6_k_integer_terms), has_integer_scales=True

@@ -1,4 +1,4 @@
-"""NVFP4: blocks of 64 floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale."""
+"""NVFP4: blocks of 64 weights, 4-bit floats in sub-blocks of 16 with an 8-bit float (UE4M3) as their scale."""
 
 from llvmlite import ir
 from numba import types
@@ -35,26 +35,28 @@ def two_blocks(address):
 
 @device
 def codes(address):
-    """Unpack the 4-bit codes of four blocks: the low halves of 8 bytes hold the first 8 of 16 weights."""
+    """Read the codes of a group, four blocks, as four striped u8x64: entries of the value table plus OFFSET.
+
+    In a block, the low nibbles of 8 bytes are the first 8 of 16 weights, the high nibbles the last 8.
+    """
     c0, c2, c1, c3 = striped_nibbles(two_blocks(address), two_blocks(address + 2 * BYTES))
     return value(c0), value(c1), value(c2), value(c3)
 
 
 @operation(f32x16, types.int64)
 def scales(builder, address):
-    """Return half of the floats in the first 4 bytes of four blocks.
+    """Return half of the 16 scales of a group, UE4M3 in the first 4 bytes of each of four blocks: f32x16.
 
-    127 is zero; the top bit of others is ignored.
-
-    The bits of such a float, moved to those of a float16, give a number 2 ** 8 times too small, subnormal or not.
+    The topmost bit is ignored, and 127 (not a number) counts as zero. Moved to a float16's position, the other bits
+    give a number 2 ** 8 times too small, subnormal or not.
     """
     words = ir.Constant(ir.VectorType(I32, 4), None)
     for block in range(4):
         word = load_value(builder, builder.add(address, I64(block * BYTES)), I32)
         words = builder.insert_element(words, word, I32(block))
     bytes_ = builder.bitcast(words, u8x16.llvm)
-    none = builder.icmp_unsigned("==", bytes_, constant_like(bytes_, 127))
-    bytes_ = builder.select(none, ir.Constant(ir.VectorType(I8, 16), None), bytes_)
+    is_nan = builder.icmp_unsigned("==", bytes_, constant_like(bytes_, 127))
+    bytes_ = builder.select(is_nan, ir.Constant(ir.VectorType(I8, 16), None), bytes_)
     bytes_ = builder.and_(bytes_, constant_like(bytes_, 127))
     halves = builder.zext(bytes_, ir.VectorType(I16, 16))
     numbers = widen_half(builder, builder.shl(halves, constant_like(halves, 7)))

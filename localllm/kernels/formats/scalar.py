@@ -1,9 +1,9 @@
-"""Functions `unpack(block, out)` that decode a block's bytes to its float32 weights, made from a format's layout.
+"""Functions `unpack(block, out)` that decode one block to float32 weights, made from the layout of its format.
 
-They read the bytes at address `block` and write the weights, in order, to address `out`. Both are int64 and may have
-any alignment; nothing is checked. This is the generic path: right for every format, and quick enough for embeddings and
-for rows that the other kernels do not take. The functions use no array, no exception and nothing else of Numba's
-runtime, so their machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
+block: address of the bytes; out: address of the weights, written in order. Both are int64 with any alignment; nothing
+is checked. This is the generic path, correct for every format and fast enough for embeddings and for rows that the
+other kernels do not support. The functions use no array, no exception and nothing else of Numba's runtime, so their
+machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from localllm.kernels.simd import load_f16, load_i8, load_u8, store_f32
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, Field, Fields, Layout, halved_e8m0, halved_ue4m3
 
-STEP = 8  # weights that are treated alike: no field has another order within so many
+STEP = 8  # consecutive weights that a loop processes alike: no field changes its order of bits within them
 FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
 
 
 def unpacker(name: str) -> Callable:
-    """Make the function (int64 block, int64 out) -> None for a format, compiled at its first call."""
+    """Make the function (int64 block, int64 out) that decodes a block of a format. It is compiled at its first call."""
     layout = LAYOUTS[name]
     return make_unpack(layout, BY_NAME[name].block) if layout.codes else family(name).UNPACK[name]
 
 
 def make_unpack(layout: Layout, count: int) -> Callable:
-    """Return the function for a format of `count` weights to a block, each of which has a code of its own."""
+    """Make the function for a format with one code per weight; count: weights per block."""
     code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
     scale_of, minimum_of = make_scale(layout), make_minimum(layout)
     group_size, has_minimum = layout.group, layout.low is not None
@@ -46,9 +46,9 @@ def make_unpack(layout: Layout, count: int) -> Callable:
 
 
 def make_number(fields: Fields, signed: bool = False) -> Callable:
-    """Make a function (block, first, i): number first + i, an int64, of fields.
+    """Make a function (block, first, i) that reads number first + i, an int64, from fields with its low and high bits.
 
-    first is a multiple of STEP, i is less than STEP.
+    first: a multiple of STEP; i: less than STEP.
     """
     if len(fields) == 2:
         low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
@@ -74,14 +74,14 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """Make the function for numbers in no regular order."""
+    """Make the function for numbers at listed positions (localllm.quant.layouts.Places)."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
 
 
 def make_value(layout: Layout) -> Callable:
-    """Make a function: a code's value, float32."""
+    """Make a function (code) that returns the value that a code stands for, float32."""
     if layout.values:
         table = np.array(layout.values, np.int8)
         return device(lambda code: np.float32(table[code]))
@@ -90,13 +90,13 @@ def make_value(layout: Layout) -> Callable:
 
 
 def make_group_number(fields: Fields, signed: bool = False) -> Callable:
-    """Make a function (block, group): a group's number, of at most 16."""
+    """Make a function (block, group) that reads a number stored per group, for blocks of at most 16 groups."""
     number = make_number(fields, signed)
     return device(lambda block, group: number(block, group // STEP * STEP, group % STEP))
 
 
 def make_scale(layout: Layout) -> Callable:
-    """Make a function (block, group): its scale, float32."""
+    """Make a function (block, group) that returns the scale of a group, float32."""
     at, centre = layout.d, layout.scale_centre
     if not layout.scales:
         return device(lambda block, group: load_f16(block + at))
@@ -108,7 +108,10 @@ def make_scale(layout: Layout) -> Callable:
 
 
 def make_minimum(layout: Layout) -> Callable | None:
-    """Make a function (block, group): what is added to its weights, float32; None if the format has no minimum."""
+    """Make a function (block, group) that returns the number to add to a group's weights, float32.
+
+    Return None for a format without minimums.
+    """
     at = layout.low
     if at is None:
         return None

@@ -1,4 +1,7 @@
-"""The common parts of families whose bytes of 256 weights are striped (group_format.py)."""
+"""Shuffles and readers that several families of formats share. They put codes in striped order (group_format.py).
+
+Byte order is described in octets, 8 bytes, which LLVM shuffles as 64-bit numbers.
+"""
 
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
@@ -16,8 +19,10 @@ from localllm.kernels.simd import (
 
 nibble, sign_bits = constant_u8(u8x64, 15), constant_u8(u8x64, 128)
 down_4 = make_shift(u8x64, False, 4)
-# Quads of 8 bytes of two vectors, in turn, or every other pair of quads. Beside dot products of a Zen 4, a shuffle
-# within 16 bytes costs a tenth of one, one of whole 16 bytes a third, any order of quads from two vectors 0.85.
+# Shuffles of the octets of two vectors. even_in_turn, odd_in_turn: the even, or the odd, octets of both, alternately;
+# first_pairs, second_pairs: every other pair of octets. On a Zen 4 that computes dot products at the same time, a
+# shuffle within 16 bytes costs a tenth of a dot product, one of whole 16-byte quarters a third, any order of octets
+# 0.85.
 even_in_turn, odd_in_turn = make_quads(0, 8, 2, 10, 4, 12, 6, 14), make_quads(1, 9, 3, 11, 5, 13, 7, 15)
 first_pairs, second_pairs = make_quads(0, 1, 4, 5, 8, 9, 12, 13), make_quads(2, 3, 6, 7, 10, 11, 14, 15)
 two_bits = constant_u8(u8x64, 3)
@@ -26,28 +31,33 @@ stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4
 
 @device
 def four_by_16(address, step):
-    """Load 16 bytes from each of four addresses."""
+    """Load 16 bytes from each of four addresses, `step` bytes apart, as one u8x64."""
     low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
     return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
 
 
 @device
 def striped_nibbles(first, second):
-    """Return nibbles from the 16 bytes of runs 0 to 3 and of 4 to 7.
+    """Split nibbles into four striped u8x64.
 
-    Their low nibbles are weights 0 to 15 of a run.
+    first, second: u8x64 with 16 bytes for each of runs 0 to 3, and of runs 4 to 7. Weights 0 to 15 of a run are the low
+    nibbles of its bytes, weights 16 to 31 the high nibbles.
     """
     return nibbles_in_turn(first_pairs(first, second), second_pairs(first, second))
 
 
 @device
 def nibbles_in_turn(even, odd):
-    """Split the nibbles of runs 0, 2, 4, 6 and of runs 1, 3, 5, 7 into bytes."""
+    """Split nibbles into four striped u8x64.
+
+    even, odd: u8x64 with 16 bytes for each of runs 0, 2, 4, 6, and for each of runs 1, 3, 5, 7.
+    """
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
 
 
-# Planes of 2 bits: quad q of the first and of the second 32 bytes, for four runs of weights each.
+# Shuffles for 2-bit codes: octet q of the first 32 bytes four times, for the runs 0 to 3 in their bits, and of the
+# second 32 bytes, for the runs 4 to 7.
 planes_0, planes_1, planes_2, planes_3 = (
     make_shuffle(u8x64, u8x64, [32 * half + 8 * q + i for half in (0, 1) for _ in range(4) for i in range(8)])
     for q in range(4)
@@ -56,7 +66,10 @@ down_plane = make_shift(u8x64, False, *[2 * plane for plane in range(4) for _ in
 
 
 def two_bit_codes(at):
-    """Shift codes down from their places."""
+    """Make a function (address) that reads a group's 2-bit codes as four striped u8x64.
+
+    at: offset of the 64 bytes with the codes.
+    """
 
     @device
     def codes(address):
@@ -70,9 +83,9 @@ def two_bit_codes(at):
 
 
 def multiplied(format):
-    """Return the format with the codes that dot products take.
+    """Return a format with the codes that the dot product of this CPU takes.
 
-    If they multiply signed bytes, 128 is subtracted from large codes and from their offset.
+    If it multiplies signed bytes, codes above 127 become signed ones: 128 is subtracted from them and from the offset.
     """
     if format.largest < 128 or format.minimums or not wants_signed_codes():
         return format

@@ -1,12 +1,12 @@
-"""Q2_K and Q3_K in the order of their bytes, a lane of four bytes for each sub-block.
+"""Readers of Q2_K and Q3_K for gemv_k_sub_blocks.py, with a 4-byte vector lane for each sub-block.
 
-See gemv_k_sub_blocks.py.
+A block has 256 weights: 8 runs of 32, or 16 sub-blocks of 16. Its first 32 bytes of codes hold the low bits of runs 0
+to 3 (part 0), the next 32 bytes those of runs 4 to 7 (part 1). A vector has 16 lanes, one for each sub-block:
 
-A block has 256 weights, or 8 runs of 32. Its first 32 bytes of codes hold the low bits of runs 0 to 3 (part 0), the
-next 32 bytes those of runs 4 to 7 (part 1). Each of 16 lanes is for half a run: lane 8 * part + 4 * half + i for run
-4 * part + `runs`[i]. Four vectors have four weights each of every lane.
+    lane 8 * part + 4 * half + i:  half `half` of run 4 * part + runs[i]
 
-Codes are not shifted into place: the powers of two that remain in them and in the scales cancel out.
+Each of four vectors has 4 weights of every sub-block. Codes are not shifted down to the lowest bits: they are
+multiplied by powers of two, and factors of the activations' scales divide by them.
 """
 
 from collections.abc import Callable
@@ -37,58 +37,62 @@ LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)
 BLOCK, RUN = ir.VectorType(I8, 16), ir.VectorType(I64, 4)
 Q2, Q3 = LAYOUTS["Q2_K"], LAYOUTS["Q3_K"]
 Q3_LOW, Q3_HIGH = (fields.place(0)[0] for fields in Q3.scales)
-Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # where the last 16 bytes begin, which have all scales
+Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # offset of the last 16 bytes, which include all scales
 
 
 class SubBlocks(NamedTuple):
-    """The functions and constants with which the kernel reads a format, a sub-block in each lane.
+    """How the kernel reads a format with one sub-block per lane: functions and constants.
 
     Attributes:
-        runs: the runs of a part's four lanes, see above.
-        of_scales, of_sums: factors of a token's scales and sums, by lane; they cancel the powers of two left in codes.
+        runs: the run, within its part, of lanes 4 * n + 0 to 3, see the top of the file.
+        of_scales: by lane, the factor of a token's scale.
+        of_sums: by lane, the factor of a token's sum. Both divide by the powers of two that codes are multiplied by.
     """
 
     runs: tuple[int, ...]
-    turn: int  # vector number v has the weights 4 * ((v + turn * i) % 4) and three more of lane i
+    turn: int  # lane i of vector v has weights 4 n to 4 n + 3 of its sub-block, n = (v + turn * i) % 4
     codes: Callable[[Any, Any], list[Any]]  # (builder, address) -> four u8x64
     factors: Callable[[Any, list[Any]], list[list[Any]]]  # (builder, addresses of rows) -> of each: f32x16
     of_scales: list[float]
     of_sums: list[float]
 
     def numbers(self) -> list[int]:
-        """Return the number of each lane's sub-block."""
+        """Return the number of each lane's sub-block, 0 to 15, in the order of the weights."""
         return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
 
 
 def load_words(builder, address, at):
-    """Load 64 bytes as words of 32 bits."""
+    """Load 64 bytes from offset `at` as sixteen 32-bit words."""
     return load_value(builder, builder.add(address, I64(at)), i32x16.llvm)
 
 
 def masked(builder, words, masks):
-    """Keep the bits of each byte that its lane's mask has."""
+    """Mask each byte of the words with the 8-bit mask of its lane; masks: one per lane."""
     return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
 
 
 def spread(builder, address, order):
-    """Return 64 bytes, picked from 16 by `order`; 0 for None."""
+    """Pick 64 bytes from the 16 at an address; order: their indices, None for a zero byte."""
     block = load_value(builder, address, BLOCK)
     return picked_bytes(builder, shuffled(builder, block, block, [*range(16)] * 4), order)
 
 
 def halves_of(builder, addresses, at, count):
-    """Load `count` consecutive float16 numbers of every row, each in all lanes of a vector."""
+    """Load `count` (1 or 2) consecutive float16 from offset `at` of every row, each in all lanes of an f32x16.
+
+    Returned as [row][number].
+    """
     bits = ir.Constant(ir.VectorType(I16 if count == 1 else I32, 8 // count), None)
     for row, address in enumerate(addresses):
         number = load_value(builder, builder.add(address, I64(at)), bits.type.element)
         bits = builder.insert_element(bits, number, I32(row))
     bits = builder.bitcast(bits, ir.VectorType(I16, 8))
     numbers = widen_half(builder, shuffled(builder, bits, bits, range(4)))
-    found = [shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
-    return [found[i : i + count] for i in range(0, len(found), count)]
+    splats = [shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
+    return [splats[i : i + count] for i in range(0, len(splats), count)]
 
 
-# ---- Q2_K: lane i of four has its codes in place, times 4 ** i ------------------------------------------------------
+# ---- Q2_K: codes of lane i of four are times 4 ** i -----------------------------------------------------------------
 
 
 def q2_k_codes(builder, address):
@@ -109,7 +113,7 @@ def q2_k_factors(builder, addresses):
 
 Q2_K = SubBlocks((0, 1, 2, 3), 1, q2_k_codes, q2_k_factors, [4.0**-i for _, _, i in LANES], [-1.0] * 16)
 
-# ---- Q3_K: runs 0 and 2, and 1 and 3, become codes of 3 bits in one byte, low and high ------------------------------
+# ---- Q3_K: a byte has 3-bit codes of two runs, 0 and 2 or 1 and 3, in its low and high half -------------------------
 
 
 def q3_k_codes(builder, address):
@@ -126,22 +130,23 @@ def q3_k_codes(builder, address):
 
 
 def q3_k_factors(builder, addresses):
-    """Join a scale's nibble and its two high bits, which are in different bytes.
+    """Compute the rows' scales, (scale - 32) * d times Q3_TIMES: [row][one f32x16].
 
-    A dot product adds them, `Q3_TIMES` times.
+    A scale's low 4 bits and high 2 bits lie in different bytes. A dot product with powers of two adds them, which
+    multiplies the scale by Q3_TIMES.
     """
     order, masks, weights = [], [], []
     for (part, _, i), number in zip(LANES, Q3_K.numbers(), strict=True):
-        up = 4 * part + 2 * (Q3_K.runs[i] // 2)  # where the high bits are in their byte
+        up = 4 * part + 2 * (Q3_K.runs[i] // 2)  # bit at which the high bits begin in their byte
         order += [Q3_LOW - Q3_LAST + number % 8, Q3_HIGH - Q3_LAST + number % 4, None, None]
         masks += [240 if part else 15, 3 << up, 0, 0]
         weights += [1 if part else 4, (256 if part else 64) >> up, 0, 0]
     start = ir.Constant(i32x16.llvm, [-Q3.scale_centre * times for times in Q3_TIMES])
     factors = []
     for address, (d,) in zip(addresses, halves_of(builder, addresses, Q3.d, 1), strict=True):
-        found = spread(builder, builder.add(address, I64(Q3_LAST)), order)
-        found = builder.and_(found, ir.Constant(u8x64.llvm, masks))
-        scales = dot_vnni_512(builder, start, found, ir.Constant(u8x64.llvm, weights))
+        pieces = spread(builder, builder.add(address, I64(Q3_LAST)), order)
+        pieces = builder.and_(pieces, ir.Constant(u8x64.llvm, masks))
+        scales = dot_vnni_512(builder, start, pieces, ir.Constant(u8x64.llvm, weights))
         factors.append([builder.fmul(builder.sitofp(scales, f32x16.llvm), d)])
     return factors
 

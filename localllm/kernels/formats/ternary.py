@@ -1,6 +1,6 @@
-"""TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 to a block.
+"""TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 in a block.
 
-TQ1_0 has five to a byte, since 3 ** 5 = 243 fits in 256.
+TQ1_0 stores five base-3 digits in a byte, since 3 ** 5 = 243 fits in 256; TQ2_0 stores codes of 2 bits.
 """
 
 import numpy as np
@@ -28,12 +28,12 @@ RUNS, STRIPES = range(8), range(4)
 
 @device
 def unpack_trits(codes, count, trits, scale, out):
-    """Write the first `trits` ternary digits of `count` bytes.
+    """Unpack `trits` base-3 digits of each of `count` bytes to weights at `out`.
 
-    First digit 0 of all bytes, then digit 1 of all bytes, and so on.
+    Order: digit 0 of all bytes, then digit 1 of all bytes, and so on.
 
-    A byte is a fraction of 256 in base three, so multiplying by 3 moves its next digit in front of the point. Digits 0,
-    1, 2 stand for -d, 0, d.
+    A byte is a fraction in base three, byte / 256: multiplying it by 3 moves its next digit in front of the point.
+    Digits 0, 1 and 2 stand for -scale, 0 and scale.
     """
     for i in range(count):
         fraction = load_u8(codes + i)
@@ -51,13 +51,16 @@ def unpack_tq1_0(block, out):
 
 
 def tq1_0_place(weight):
-    """Return a weight's (byte, digit) in the group."""
+    """Return where TQ1_0 stores weight number `weight` of a block: (byte, digit)."""
     first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 
 
 def tq1_0_stripe(q):
-    """Return the byte order of vector q of a group; bytes 22 to 31 are used twice."""
+    """Return two intrinsics for vector q of a group's codes: one shuffles bytes, one extracts their digits.
+
+    The shuffle's source has bytes 0 to 31 of a block, then bytes 22 to 53.
+    """
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return make_shuffle(u8x64, u8x64, order), make_trits(*(digit for _, digit in places))

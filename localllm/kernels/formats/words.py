@@ -1,12 +1,13 @@
-"""Codes as 16-bit words, in the order that takes the fewest instructions to unpack from a block's bytes.
+"""Readers of codes as 16-bit words, in the order that takes the fewest instructions to unpack.
 
-For CPUs that multiply pairs of words, but have no dot product of bytes (AVX2): see gemv_int16.py. A reader gives them
-in units, each of which gets its scales at once:
+For CPUs that multiply pairs of 16-bit words but have no dot product of bytes (AVX2), see gemv_int16.py. A reader yields
+a row's codes in units. All codes of a unit are scaled together:
 
-- a run of 32 weights: first the even ones, then the odd ones, which shifts and masks split from each other; or
-- two runs, half a group or half a chunk apart, one in each half of a register (128 bits). The even weights of the first
-  16 of each run come first, then the odd ones of these; the last 16 follow in the same order. Products of both runs
-  are added, converted and scaled together: 17 instructions for 64 weights of Q4_0; one run after the other takes 30.
+- a run of 32 weights, as two vectors: the even weights, then the odd ones (a mask and a shift separate them); or
+- a pair of runs, which are half a group or half a chunk apart, as four vectors: even and odd weights of the first 16,
+  then even and odd weights of the last 16; the low 128 bits are of the first run, the high 128 bits of the second.
+  Products of both runs are added, converted and scaled together: 17 instructions for 64 weights of Q4_0, where one run
+  after the other takes 30.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,16 +38,16 @@ WORDS, FOUR = ir.VectorType(I16, 16), ir.VectorType(I32, 4)
 HALF = ir.VectorType(I8, 16)
 Q2, Q3, Q4, Q5, Q6 = (LAYOUTS[f"Q{bits}_K"] for bits in range(2, 7))
 BYTES = ir.VectorType(I8, 32)
-Codes = list[Any]  # vectors of words
+Codes = list[Any]  # vectors of sixteen 16-bit words
 
 
 class Reader(NamedTuple):
-    """The functions that read a format's codes as words."""
+    """How a format's codes are read as 16-bit words."""
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
-    in_pairs: bool = False  # a unit is two runs
-    offset: int = 0  # what the codes are too large by
-    factors: tuple[int, ...] = ()  # what they are multiples of, for each scale; none: of 1
+    in_pairs: bool = False  # whether a unit is a pair of runs
+    offset: int = 0  # the code that stands for zero
+    factors: tuple[int, ...] = ()  # the powers of two that codes are multiplied by, for each scale; (): none
 
 
 def load_words(builder, address, offset):
@@ -54,7 +55,7 @@ def load_words(builder, address, offset):
 
 
 def moved(builder, words, by):
-    """Return bits shifted up, or down if `by` is negative."""
+    """Shift each word left by `by` bits, or right by -by."""
     if by == 0:
         return words
     return builder.shl(words, constant_like(words, by)) if by > 0 else builder.lshr(words, constant_like(words, -by))
@@ -65,23 +66,26 @@ def masked(builder, words, mask):
 
 
 def split(builder, words) -> Codes:
-    """Return the even bytes and the odd ones."""
+    """Split words into their even (low) and odd (high) bytes, each as words."""
     return [masked(builder, words, 255), moved(builder, words, -8)]
 
 
 def nibbles_of(builder, words) -> Codes:
-    """Return the low nibbles of even and of odd bytes, and the high ones."""
+    """Split words into four vectors of nibbles, as words: low nibbles of even and odd bytes, then high ones."""
     low = [masked(builder, moved(builder, words, by), 15) for by in (0, -8)]
     return [*low, masked(builder, moved(builder, words, -4), 15), moved(builder, words, -12)]
 
 
 def pairs_of_bits(builder, words, run):
-    """Return the two bits of a run, of four that share 32 bytes, as bytes."""
+    """Return the 2-bit codes of run `run` (0 to 3) as bytes; words: 32 bytes that four runs share."""
     return masked(builder, moved(builder, words, -2 * run), 0x0303)
 
 
 def q2_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q2_K: for each half, two bits of four runs in 32 bytes, not shifted: times 1, 4, 16 and 64."""
+    """Yield the codes of a group in Q2_K, run by run. 32 bytes have the 2-bit codes of four runs.
+
+    Codes are not shifted down: those of the four runs are multiplied by 1, 4, 16 and 64.
+    """
     for half in (0, 1):
         even = load_words(builder, address, Q2.codes[0].at + 32 * half)
         odd = moved(builder, even, -8)
@@ -90,7 +94,10 @@ def q2_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q3_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q3_K: two bits as in Q2_K, with bit `run` of 32 bytes that all runs share."""
+    """Yield the codes of a group in Q3_K, run by run: two low bits as in Q2_K, but shifted down, and a third bit.
+
+    Bit `run` of 32 bytes is the third bit of that run's weights.
+    """
     bits = load_words(builder, address, Q3.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q3.codes[0].at + run // 4 * 32)
@@ -99,7 +106,10 @@ def q3_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q4_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q4_K: of each two runs that share 32 bytes, the low nibbles, then the high nibbles."""
+    """Yield the codes of a group in Q4_K, run by run.
+
+    Of 32 bytes, the low nibbles are one run, the high nibbles the next.
+    """
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
         nibbles = nibbles_of(builder, words)
@@ -108,7 +118,10 @@ def q4_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q5_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q5_K: nibbles as in Q4_K, and a fifth bit: bit number `run` of 32 bytes for all runs."""
+    """Yield the codes of a group in Q5_K, run by run: nibbles as in Q4_K, and a fifth bit.
+
+    Bit `run` of 32 bytes is the fifth bit of that run's weights.
+    """
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)
@@ -117,7 +130,11 @@ def q5_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q6_k(builder, address, _) -> Iterator[Codes]:
-    """Yield words of Q6_K: for each half, nibbles of two runs in 32 bytes, and two bits of four runs in 32 others."""
+    """Yield the codes of a group in Q6_K, run by run.
+
+    Each half of the group has 64 bytes with the low 4 bits of two runs each, and 32 bytes with the high 2 bits of four
+    runs.
+    """
     for half in (0, 1):
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)
         for run in range(4):
@@ -127,24 +144,27 @@ def q6_k(builder, address, _) -> Iterator[Codes]:
 
 
 def load_two(builder, address, distance):
-    """Return 16 bytes and 16 others, in one register."""
+    """Load 16 bytes at an address and 16 that are `distance` bytes later, as one register."""
     two = (load_value(builder, builder.add(address, I64(at)), HALF) for at in (0, distance))
     return shuffled(builder, *two, range(32))
 
 
 def signed_bytes(builder, words) -> Codes:
-    """Return the even and the odd bytes of words, sign-extended."""
+    """Split words into their even and odd bytes, sign-extended to words."""
     eight = constant_like(words, 8)
     return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
 
 
 def low_and_high(builder, packed):
-    """Return nibbles as bytes."""
+    """Split bytes into their low and high nibbles, each as bytes."""
     return [masked(builder, packed, 15), moved(builder, packed, -4)]
 
 
 def with_fifth_bits(builder, nibbles, address, distance):
-    """Add 16 to the bytes whose bit is set: of 4 bytes at an address, and of 4 others."""
+    """Yield the vectors `nibbles` with 16 added to every code whose fifth bit is set.
+
+    The fifth bits of two runs are 4 bytes at an address and 4 that are `distance` bytes later.
+    """
     words = (load_value(builder, builder.add(address, I64(at)), I32) for at in (0, distance))
     bits = ir.Constant(ir.VectorType(I32, 8), ir.Undefined)
     for lane, word in zip((0, 4), words, strict=True):
@@ -159,7 +179,7 @@ def with_fifth_bits(builder, nibbles, address, distance):
 
 
 def make_codes(layout, distance):
-    """Make a function (builder, address, bytes to the other run) -> the codes of two runs."""
+    """Make a function (builder, address) that reads the codes of two runs of a format, `distance` bytes apart."""
     low, *high = layout.codes
     table = layout.values and ir.Constant(BYTES, [value - min(layout.values) for value in layout.values] * 2)
 
@@ -182,7 +202,7 @@ def make_codes(layout, distance):
 
 
 def runs_in_pairs(name, run_bytes):
-    """Return the reader of a format whose runs lie `run_bytes` apart, each with its codes in natural order."""
+    """Return the reader of a format whose runs are `run_bytes` apart, each with its codes in natural order."""
     layout = LAYOUTS[name]
 
     def units(builder, address, runs) -> Iterator[Codes]:
@@ -196,9 +216,9 @@ def runs_in_pairs(name, run_bytes):
 
 @operation(types.UniTuple(f32x8, 2), types.int64)
 def k_factors(builder, address):
-    """Return the scales and minimums of Q4_K and Q5_K, all in one register.
+    """Return the eight scales and eight minimums of Q4_K or Q5_K, with their float16 factors multiplied: two f32x8.
 
-    Their 12 bytes follow two factors of float16.
+    They are unpacked in one register: 12 bytes with 6-bit numbers follow the two float16 factors.
     """
     block = load_value(builder, address, ir.VectorType(I8, 16))
     nothing = ir.Constant(block.type, None)
