@@ -41,7 +41,7 @@ Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # offset of the last 16 bytes, which inclu
 
 
 class SubBlocks(NamedTuple):
-    """How the kernel reads a format with one sub-block per lane: functions and constants.
+    """The functions and constants that read a format with one sub-block per lane.
 
     Attributes:
         runs: the run, within its part, of lanes 4 * n + 0 to 3, see the top of the file.

@@ -42,7 +42,7 @@ Codes = list[Any]  # vectors of sixteen 16-bit words
 
 
 class Reader(NamedTuple):
-    """How a format's codes are read as 16-bit words."""
+    """The reader of a format's codes as 16-bit words."""
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # whether a unit is a pair of runs
@@ -132,8 +132,8 @@ def q5_k(builder, address, _) -> Iterator[Codes]:
 def q6_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of a group in Q6_K, run by run.
 
-    Each half of the group has 64 bytes with the low 4 bits of two runs each, and 32 bytes with the high 2 bits of four
-    runs.
+    Each half of the group has 4 runs: 64 bytes with their low 4 bits, two runs in every 32 bytes, and 32 bytes with the
+    high 2 bits of all four.
     """
     for half in (0, 1):
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)

@@ -1,10 +1,16 @@
-"""The vector vocabulary: vectors as Numba types, operations as LLVM instructions.
+"""Vector types and operations for kernels: vectors as Numba types, operations as LLVM instructions.
 
 A kernel written with these reads like scalar Python and compiles to vector instructions. Loads and stores take int64
-addresses of any alignment, so kernels need no array types and no bounds logic; nothing here is checked, the callers
-are. Vectors are as wide as AVX-512's registers; on a smaller CPU LLVM splits them, in four for an ARM's NEON. What LLVM
-cannot express in plain operations (the int8 dot product), or would call a slow function for (float16, rounding), has
-variants, chosen by the features of the target CPU; the last of them is plain and works anywhere.
+addresses of any alignment, so kernels need no array types; nothing is checked here, callers check. Vectors are up to
+512 bits wide, as AVX-512's registers; for a smaller CPU LLVM splits them, in four for an ARM's NEON.
+
+Names: `u8x64` is a vector of 64 unsigned bytes, `f32x16` one of 16 floats; `splat` puts a number in every lane; an
+"intrinsic" is a function that a kernel can call, made from an emitter, a function (builder, *values) that emits LLVM
+instructions.
+
+Some operations have no plain LLVM instruction (the dot product of bytes), or one for which LLVM may call a slow
+function (float16, rounding). Those have several implementations, chosen by the features of the target CPU; the last one
+uses plain instructions only and works on any CPU.
 """
 
 from localllm.kernels.simd.arithmetic import *

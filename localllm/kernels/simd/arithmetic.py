@@ -31,11 +31,12 @@ from localllm.kernels.simd.vectors import (
 
 
 def make_elementwise(vector, instruction):
+    """Return an intrinsic (x, y) -> vector that applies an LLVM instruction."""
     return operation(vector, vector, vector)(lambda builder, x, y: getattr(builder, instruction)(x, y))
 
 
 def overload_operator(function, instructions):
-    """Overload a Python operator for vectors: `instructions` maps the vector type to LLVM's instruction."""
+    """Overload a Python operator for vectors; instructions: vector type to the name of LLVM's instruction."""
     implementations = {vector: make_elementwise(vector, name) for vector, name in instructions.items()}
 
     @overload(function, inline="never")
@@ -64,6 +65,7 @@ def negate(x):
 
 
 def make_constant(vector, scalar):
+    """Return an intrinsic () -> vector with `scalar` in every lane."""
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, [scalar] * vector.lanes))
 
 
@@ -97,18 +99,21 @@ def splat_f32x8(builder, scalar):
 
 @operation(f32x16, types.int64)
 def splat_f16x16(builder, bits):
-    """Return a float16, given as the low 16 bits of an integer, in all lanes."""
+    """Convert a float16 to float32, in all lanes; bits: an integer whose low 16 bits are the float16."""
     return splat_f16(16)(builder, builder.trunc(bits, I16))
 
 
 @operation(types.float32, types.int64)
 def float_f16(builder, bits):
-    """Return a float16, given as the low 16 bits of an integer."""
+    """Convert a float16 to float32; bits: an integer whose low 16 bits are the float16."""
     return widen_half(builder, builder.trunc(bits, I16))
 
 
 def multiply_add(builder, x, y, z):
-    """Compute x * y + z, rounded once if the CPU can ("llvm.fma" would call a function if not)."""
+    """Compute x * y + z, rounded once if the CPU has an instruction for that, else twice.
+
+    LLVM's other intrinsic, "llvm.fma", would call a slow function on CPUs without the instruction.
+    """
     return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
 
 
@@ -117,13 +122,13 @@ fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vect
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
-    """Return the larger number in each lane; y if one is NaN, as in x86's instructions."""
+    """Return the larger number in each lane; y where either is NaN, as x86's instruction does."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    """Return the smaller number in each lane; y if one is NaN."""
+    """Return the smaller number in each lane; y where either is NaN, as x86's instruction does."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
@@ -138,9 +143,9 @@ def sqrt_f32x16(builder, x):
 
 
 def larger_size(builder, x, y):
-    """Return the larger of two non-negative floats in each lane; NaN if one is.
+    """Return the larger of two non-negative floats in each lane; NaN where either is NaN.
 
-    They are compared as integers, of which NaN is larger than infinity.
+    They are compared as integers, among which NaN is larger than infinity.
     """
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
@@ -149,7 +154,7 @@ def larger_size(builder, x, y):
 
 @operation(types.float32, f32x16, f32x16)
 def largest_size_f32x16(builder, x, y):
-    """Return the largest magnitude of all numbers in x and y; NaN if one of them is."""
+    """Return the largest magnitude of the 32 numbers in x and y; NaN if one of them is NaN."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
     sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
     return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
@@ -157,7 +162,7 @@ def largest_size_f32x16(builder, x, y):
 
 @operation(f32x16, f32x16, types.float32)
 def keep_below_f32x16(builder, x, limit):
-    """Return x, with NaN where its magnitude is not below the limit."""
+    """Return x, but NaN in the lanes whose magnitude is not below the limit."""
     size = llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
     below = builder.fcmp_ordered("<", size, splat_value(builder, f32x16.llvm, limit))
     return builder.select(below, x, constant_like(x, math.nan))
@@ -165,10 +170,10 @@ def keep_below_f32x16(builder, x, limit):
 
 @operation(f32x16, f32x16)
 def round_f32x16(builder, x):
-    """Round to the nearest integer, ties to even; for numbers up to 2 ** 22.
+    """Round to the nearest integer, ties to even. x must be at most 2 ** 22 in magnitude.
 
-    This needs no instruction for rounding: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23
-    rounds.
+    Without an instruction for rounding, 1.5 * 2 ** 23 is added and subtracted: floats from 2 ** 23 to 2 ** 24 are whole
+    numbers, so the addition rounds.
     """
     if this_lane().has_instructions("sse4.1"):
         return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
@@ -177,7 +182,7 @@ def round_f32x16(builder, x):
 
 
 def reduce_add(builder, value):
-    """Compute the sum of a vector's floats, in any order."""
+    """Compute the sum of a vector's floats. LLVM chooses the order of additions."""
     function = ir.FunctionType(F32, [F32, value.type])
     name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
     function = cgutils.get_or_insert_function(builder.module, function, name)
@@ -198,9 +203,9 @@ def largest_f32x16(builder, value):
 
 @operation(types.boolean, f32x16, f32x16)
 def any_above_f32x16(builder, x, y):
-    """Return whether a lane of x is larger than that of y."""
+    """Return whether x is larger than y in any lane."""
     above = builder.fcmp_ordered(">", x, y)
-    if "neon" in this_lane().features:  # which has no masks of one bit a lane
+    if "neon" in this_lane().features:  # NEON has no masks with one bit per lane
         return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])
     return builder.icmp_unsigned("!=", builder.bitcast(above, I16), I16(0))
 
@@ -217,12 +222,12 @@ def float_i32x16(builder, value):
 
 @operation(i32x16, f32x16)
 def int_f32x16(builder, value):
-    """Truncate to integers."""
+    """Convert floats to integers, rounding toward zero."""
     return builder.fptosi(value, i32x16.llvm)
 
 
 def make_shift_i32(left, amount):
-    """Return an intrinsic that shifts each lane: left, or right with its sign."""
+    """Return an intrinsic that shifts each lane by `amount` bits: left, or right with sign extension."""
 
     def shift(builder, value):
         counts = ir.Constant(i32x16.llvm, [amount] * 16)
@@ -233,7 +238,7 @@ def make_shift_i32(left, amount):
 
 @operation(u8x16, i32x16)
 def bytes_i32x16(builder, value):
-    """Return the low byte of each lane."""
+    """Truncate each lane to its low byte."""
     return builder.trunc(value, u8x16.llvm)
 
 
@@ -250,20 +255,24 @@ def float_i8x16(builder, value):
 
 @operation(f32x16, u8x16)
 def twice_i8x16(builder, value):
-    """Return each signed byte twice, as words of 16 bits, in the lanes of a vector of floats."""
+    """Sign-extend bytes to 16 bits and put each twice in a lane. The lanes have the type float."""
     return as_pairs(builder, *[builder.sext(value, i32x16.llvm)] * 2)
 
 
 def as_pairs(builder, low, high):
-    """Return in each lane the lower 16 bits of both values, as floats."""
+    """Combine two integer vectors: a lane gets the low 16 bits of `low`, then those of `high`.
+
+    The lanes have the type float.
+    """
     low = builder.and_(low, constant_like(low, 0xFFFF))
     return builder.bitcast(builder.or_(low, builder.shl(high, constant_like(high, 16))), f32x16.llvm)
 
 
 def make_terms(offset):
-    """Return an intrinsic (value, scale) -> lanes.
+    """Return an intrinsic (bytes, scale) that computes the terms of a format with integer scales, see GroupFormat.
 
-    Even lanes 2 i are -offset * signed bytes 2 i and 2 i + 1, in 16 bits each; odd lanes are those of `scale`.
+    The result has 16 lanes. Lane 2 i: -offset * byte 2 i and -offset * byte 2 i + 1, 16 bits each. Lane 2 i + 1: that
+    lane of `scale`.
     """
 
     @operation(f32x16, u8x16, f32x16)
@@ -278,9 +287,9 @@ def make_terms(offset):
 
 @operation(f32x16, u8x16, types.int64, f32x16, f32x16)
 def nibbles_f32x16(builder, codes, bit, scale, minimum):
-    """Compute scale * code + minimum, rounded once, of four-bit codes from bit `bit` of each byte.
+    """Compute scale * code + minimum, rounded once, for the 4-bit codes that begin at bit `bit` (0 or 4) of each byte.
 
-    AVX-512 looks them up in a table of all 16 results, by the lowest four bits of a lane.
+    With AVX-512, all 16 possible results are computed, and codes select among them.
     """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
@@ -293,7 +302,10 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
 
 @operation(f32x16, u8x16, types.int64, types.int64, f32x16, f32x16)
 def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
-    """Compute scale * code + minimum, rounded once, of codes whose fifth bits are the lowest 16 of an integer."""
+    """Compute scale * code + minimum, rounded once, for 5-bit codes.
+
+    codes: their low 4 bits, from bit `bit` of each byte; fifth: an integer whose bit i is the fifth bit of code i.
+    """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
     codes = builder.and_(codes, constant_like(codes, 15))
@@ -305,7 +317,7 @@ def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
 
 @operation(types.int64, i32x16)
 def fifth_bits_i32x16(builder, codes):
-    """Return the fifth bit of each code, lane 0's as the lowest."""
+    """Collect the fifth bits of 16 codes in an integer: bit i is that of lane i."""
     sixteen = constant_like(codes, 16)
     lanes = ir.Constant(i32x16.llvm, [1 << lane for lane in range(16)])
     is_set = builder.icmp_signed("==", builder.and_(codes, sixteen), sixteen)
@@ -314,7 +326,10 @@ def fifth_bits_i32x16(builder, codes):
 
 
 def make_staircase(first, edges, steps):
-    """Return an intrinsic: `first`, and the step of each edge that a lane reaches; `first` for NaN."""
+    """Return an intrinsic that evaluates a step function: `first` plus the steps of all edges that are at most x.
+
+    NaN gives `first`.
+    """
 
     def climb(builder, x):
         zero, result = constant_like(x, 0.0), constant_like(x, float(first))
@@ -328,14 +343,17 @@ def make_staircase(first, edges, steps):
 
 @operation(None, types.int64, i32x16, i32x16)
 def store_nibbles(builder, address, low, high):
-    """Store 16 bytes, each with four bits of one lane and, above them, four of the other."""
+    """Store 16 bytes; byte i has the low 4 bits of lane i of `low`, and above them those of `high`."""
     low = builder.and_(low, constant_like(low, 15))
     both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
     store_value(builder, address, builder.trunc(both, u8x16.llvm))
 
 
 def make_butterfly(distance):
-    """Return an intrinsic: of two lanes `distance` apart, the first becomes the sum, the second the difference."""
+    """Return an intrinsic (f32x16) -> sums and differences of lanes that are `distance` apart.
+
+    Of each two such lanes, the first becomes their sum, the second their difference.
+    """
     lanes = range(16)
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 
@@ -348,9 +366,9 @@ def make_butterfly(distance):
 
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
-    """Compute 2 ** value for whole numbers from -126 to 127, by writing the exponent bits.
+    """Compute 2 ** value by writing exponent bits, for whole numbers from -126 to 127.
 
-    -127 gives 0 and 128 infinity.
+    -127 gives 0, and 128 infinity.
     """
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))

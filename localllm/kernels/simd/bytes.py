@@ -1,4 +1,4 @@
-"""Moving bytes and bits: shuffles, gathers, transposes, lookups."""
+"""Operations that move bytes and bits: shuffles, gathers, transposes, lookups."""
 
 from llvmlite import ir
 from numba import types
@@ -31,11 +31,11 @@ from localllm.kernels.simd.vectors import (
 )
 
 WINDOW = ir.VectorType(I16, 32)
-MOST_WINDOWS = 3  # to gather from: Q8_0 would have four, and took 1.04 times as long with them
+MOST_WINDOWS = 3  # 64-byte loads to gather from at most: Q8_0 would need four, and took 1.04 times as long with them
 
 
 def make_shuffle(result, source, order):
-    """Return an intrinsic that takes lane order[i] of `source` to lane i."""
+    """Return an intrinsic (source) -> result whose lane i is lane order[i] of the source."""
 
     def shuffle(builder, value):
         return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
@@ -44,10 +44,10 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """Return an intrinsic that shifts bytes: `amounts` are those of the first pairs of bytes, then repeat.
+    """Return an intrinsic that shifts pairs of bytes, as 16-bit words, left or right.
 
-    It shifts words of 16 bits, for which there are instructions (shifting bytes takes seven): bits that leave a byte
-    enter its neighbour, so mask them before or after.
+    amounts: by how many bits, for the first words; they repeat. Bits that leave a byte enter its neighbour, so the
+    caller masks them before or after. There are instructions for words; shifting single bytes takes seven.
     """
 
     def shift(builder, value):
@@ -60,7 +60,7 @@ def make_shift(vector, left, *amounts):
 
 
 def make_concatenate(result, part):
-    """Return an intrinsic (low, high) -> one vector."""
+    """Return an intrinsic (low, high) -> one vector with the lanes of both."""
     order = ir.Constant(ir.VectorType(I32, result.lanes), list(range(result.lanes)))
     return operation(result, part, part)(lambda builder, low, high: builder.shuffle_vector(low, high, order))
 
@@ -73,14 +73,14 @@ twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
 
 @operation(u8x8, types.int64)
 def bytes_of(builder, value):
-    """Return the 8 bytes of an integer, lowest first."""
+    """Return the 8 bytes of an int64 as a vector, lowest first."""
     return builder.bitcast(value, u8x8.llvm)
 
 
 def make_gather_f16(stride, times=1):
-    """Return an intrinsic address -> f32x8.
+    """Return an intrinsic (address) -> f32x8 that loads 8 / times float16 numbers, `stride` bytes apart.
 
-    The float16 numbers at address, address + stride, ..., each repeated `times` times.
+    Each number fills `times` neighbouring lanes.
     """
 
     def gather(builder, address):
@@ -91,9 +91,9 @@ def make_gather_f16(stride, times=1):
 
 
 def make_gather_planes(stride):
-    """Return an intrinsic address -> four integers.
+    """Return an intrinsic (address) -> four int64 that gathers eight 4-byte numbers, `stride` bytes apart.
 
-    Integer q has byte q of the eight 4-byte numbers at address, address + stride, ...
+    Integer q has byte q of each number, the first number's lowest.
     """
 
     def gather(builder, address):
@@ -103,17 +103,17 @@ def make_gather_planes(stride):
 
 
 def gathered(builder, address, stride, size, count):
-    """Gather words of 16 bits, `size` of them at address, at address + stride, ...: count * size lanes.
+    """Gather `count` times `size` 16-bit words, at address, address + stride, ...: count * size lanes.
 
-    Vectors of 64 bytes are loaded, and one shuffle takes the words from two of them. To insert words one by one takes
-    two instructions for each: 32 of these were a third of the time of two rows of Q4_1.
+    With AVX-512, 64-byte vectors are loaded, and one shuffle takes the words from two of them. Inserting words one by
+    one takes two instructions for each: 32 of these were a third of the time of two rows of Q4_1.
     """
     end = (count - 1) * stride + 2 * size
     places = windows(stride, size, count, end)
     if this_lane().has_512_bits and 2 <= len(places) <= MOST_WINDOWS:
         return from_windows(builder, address, places)
     number = ir.IntType(16 * size)
-    numbers = ir.Constant(ir.VectorType(number, count), None)  # not undefined: it would wait for what a register had
+    numbers = ir.Constant(ir.VectorType(number, count), None)  # zeros, not undefined: that would wait for the register's previous content
     for i in range(count):
         some = load_value(builder, builder.add(address, I64(i * stride)), number)
         numbers = builder.insert_element(numbers, some, I32(i))
@@ -121,17 +121,20 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Return the wanted words of 64-byte reads, by the offset of each read; reads stay before `end`."""
-    found, at_once = {}, (64 - 2 * size) // stride + 1
+    """Choose 64-byte loads that cover all words to gather: by the offset of each load, the indices of the words in it.
+
+    No load goes beyond offset `end`. Parameters as in `gathered`.
+    """
+    by_start, at_once = {}, (64 - 2 * size) // stride + 1
     for first in range(0, count, at_once):
         start = min(first * stride, end - 64)
         places = [i * stride - start for i in range(first, min(first + at_once, count))]
-        found[start] = [place // 2 + word for place in places for word in range(size)]
-    return found
+        by_start[start] = [place // 2 + word for place in places for word in range(size)]
+    return by_start
 
 
 def from_windows(builder, address, windows):
-    """Shuffle these words together; there are two windows at least."""
+    """Load 64-byte windows, at least two, and shuffle the wanted words together; windows: as `windows` returns them."""
     (start, order), *others = windows.items()
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
     for start, words in others:
@@ -142,7 +145,7 @@ def from_windows(builder, address, windows):
 
 
 def planes(builder, value):
-    """Return four integers: number q has byte q of each of eight 4-byte numbers."""
+    """Transpose eight 4-byte numbers to four int64: integer q has byte q of each number."""
     order = ir.Constant(ir.VectorType(I32, 32), [4 * lane + q for q in range(4) for lane in range(8)])
     quads = builder.bitcast(builder.shuffle_vector(value, value, order), ir.VectorType(I64, 4))
     return as_tuple(builder, [builder.extract_element(quads, I32(q)) for q in range(4)])
@@ -152,9 +155,9 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 
 
 def make_gather_powers(stride, bias):
-    """Return an intrinsic address -> f32x8: 2 ** (byte - bias) for the bytes at address, address + stride, ...
+    """Return an intrinsic (address) -> f32x8: 2 ** (byte - bias) for eight bytes, `stride` bytes apart.
 
-    Each is a product of two factors, since 2 ** -128 has no exponent of its own.
+    Each power is a product of two, because 2 ** -128 is too small for a normal float.
     """
 
     def gather(builder, address):
@@ -178,6 +181,7 @@ def make_gather_powers(stride, bias):
 
 @operation(f32x2, types.float32, types.float32)
 def pair_f32x2(builder, x, y):
+    """Return two floats as a vector."""
     pair = builder.insert_element(ir.Constant(f32x2.llvm, ir.Undefined), x, I32(0))
     return builder.insert_element(pair, y, I32(1))
 
@@ -186,7 +190,10 @@ four_times_f32x2 = make_shuffle(f32x8, f32x2, [0, 1] * 4)
 
 
 def make_quads(*order):
-    """Return an intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices; those of y are 8 to 15."""
+    """Return an intrinsic (x, y) -> u8x64 that picks 8-byte lanes.
+
+    order: their indices, 0 to 7 in x and 8 to 15 in y.
+    """
 
     def permute(builder, x, y):
         quads = ir.VectorType(I64, 8)
@@ -198,7 +205,10 @@ def make_quads(*order):
 
 
 def make_rotate(*amounts):
-    """Return an intrinsic that rotates quads of bytes to the left by `amounts`, which repeat."""
+    """Return an intrinsic that rotates 8-byte lanes to the left.
+
+    amounts: by how many bits, for the first lanes; they repeat.
+    """
 
     def rotate(builder, value):
         quads = ir.VectorType(I64, 8)
@@ -209,29 +219,32 @@ def make_rotate(*amounts):
 
 
 def make_where(masks, value):
-    """Return an intrinsic (codes, bits) -> codes + value where `bits` has a bit of `masks`."""
+    """Return an intrinsic (codes, bits) that adds `value` to codes[i] if bits[i] has a bit of masks[i]."""
 
     def add_where(builder, codes, bits):
         zero = ir.Constant(u8x64.llvm, None)
-        chosen = builder.icmp_unsigned("!=", builder.and_(bits, ir.Constant(u8x64.llvm, list(masks))), zero)
-        return builder.select(chosen, builder.add(codes, ir.Constant(u8x64.llvm, [value] * 64)), codes)
+        is_set = builder.icmp_unsigned("!=", builder.and_(bits, ir.Constant(u8x64.llvm, list(masks))), zero)
+        return builder.select(is_set, builder.add(codes, ir.Constant(u8x64.llvm, [value] * 64)), codes)
 
     return operation(u8x64, u8x64, u8x64)(add_where)
 
 
 def make_reflect(masks, total):
-    """Return an intrinsic (codes, bits) -> total - codes where `bits` has a bit of `masks`, else codes."""
+    """Return an intrinsic (codes, bits) that replaces codes[i] by total - codes[i] if bits[i] has a bit of masks[i]."""
 
     def reflect(builder, codes, bits):
         zero = ir.Constant(u8x64.llvm, None)
-        chosen = builder.icmp_unsigned("!=", builder.and_(bits, ir.Constant(u8x64.llvm, list(masks))), zero)
-        return builder.select(chosen, builder.sub(ir.Constant(u8x64.llvm, [total] * 64), codes), codes)
+        is_set = builder.icmp_unsigned("!=", builder.and_(bits, ir.Constant(u8x64.llvm, list(masks))), zero)
+        return builder.select(is_set, builder.sub(ir.Constant(u8x64.llvm, [total] * 64), codes), codes)
 
     return operation(u8x64, u8x64, u8x64)(reflect)
 
 
 def make_fields(width):
-    """Return an intrinsic that spreads the lowest four fields of `width` bits of 4-byte words over the bytes."""
+    """Return an intrinsic (u8x32) that unpacks four bit fields from each 4-byte word, one to each of its bytes.
+
+    width: bits of a field; the fields are the word's lowest 4 * width bits.
+    """
 
     def fields(builder, value):
         words = ir.VectorType(I32, 8)
@@ -246,9 +259,12 @@ def make_fields(width):
 
 
 def make_trits(*digits):
-    """Return an intrinsic that reads bytes as base-three fractions of 256 and takes a digit, 0 the first.
+    """Return an intrinsic (u8x64) that extracts one base-3 digit of each byte.
 
-    Multiplying by 3 moves a digit in front of the point, so the first digit of x is 1 from 86 on, and 2 from 171 on.
+    digits: the digit's number for each byte.
+
+    A byte is a fraction in base three, byte / 256. Multiplying it by 3 moves a digit in front of the point and drops
+    it, so 3 ** n leaves digit n in front: 1 from 86 on, 2 from 171 on.
     """
 
     def trits(builder, value):
@@ -263,7 +279,10 @@ def make_trits(*digits):
 
 
 def u8x64_of(scalar, element):
-    """Return an intrinsic that makes a vector of integers, lowest first."""
+    """Return an intrinsic (integers) -> u8x64 with their bytes, the first integer lowest.
+
+    scalar, element: Numba's and LLVM's type.
+    """
     lanes = 512 // element.width
 
     def of(builder, *values):
@@ -279,16 +298,16 @@ u8x64_of_quads, u8x64_of_words = u8x64_of(types.int64, I64), u8x64_of(types.int3
 
 
 def make_flags(value):
-    """Return an intrinsic that turns the 64 bits of an integer into 64 bytes: `value` where the bit is set, else 0."""
+    """Return an intrinsic (int64) -> u8x64: byte i is `value` if bit i is set, else 0."""
 
     def flags(builder, bits):
         zero, values = (ir.Constant(u8x64.llvm, [number] * 64) for number in (0, value))
-        if "neon" in this_lane().features:  # which has no masks of one bit a lane
+        if "neon" in this_lane().features:  # NEON has no masks with one bit per lane
             each = [lane // 8 for lane in range(64)]
             eight = builder.bitcast(bits, u8x8.llvm)
             place = ir.Constant(u8x64.llvm, [1 << lane % 8 for lane in range(64)])
-            found = builder.and_(shuffled(builder, eight, eight, each), place)
-            return builder.select(builder.icmp_unsigned("!=", found, zero), values, zero)
+            matches = builder.and_(shuffled(builder, eight, eight, each), place)
+            return builder.select(builder.icmp_unsigned("!=", matches, zero), values, zero)
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), 64))
         return builder.select(mask, values, zero)
 
@@ -296,12 +315,11 @@ def make_flags(value):
 
 
 def make_transpose(row):
-    """Return an intrinsic (source, stride, target) that transposes.
+    """Return an intrinsic (source, stride, target) that transposes 16 rows of 64 bytes.
 
-    16 rows of 64 bytes, `stride` bytes apart, become columns without gaps.
-
-    row: LLVM's vector type of a row, with 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a
-    matrix transpose), all in registers.
+    The rows at `source` are `stride` bytes apart; the columns at `target` have no gaps. row: LLVM's vector type of a
+    row, with 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a matrix transpose), all in
+    registers.
     """
     half = row.count // 2
     low = ir.Constant(ir.VectorType(I32, row.count), [lane // 2 + lane % 2 * row.count for lane in range(row.count)])
@@ -325,7 +343,7 @@ transpose_quads = make_transpose(ir.VectorType(I64, 8))  # 8 columns of 16 words
 
 @operation(f32x16, f32x16, types.int64, types.float32)
 def keep_lanes(builder, value, count, other):
-    """Return the first `count` lanes of `value` (none if negative), `other` in the rest."""
+    """Return `value` in the first `count` lanes (none if negative), `other` in the rest."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     kept = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
     return builder.select(kept, value, splat_value(builder, f32x16.llvm, other))
@@ -340,7 +358,7 @@ def skip_lanes(builder, value, count, other):
 
 
 def lookup_bytes(builder, table, codes):
-    """Look up table[code] for vectors of bytes, codes 0 to 15."""
+    """Look up table[code] for each byte of `codes`, 0 to 15; table: a list of 16 bytes."""
     lanes = codes.type.count
     variant = widest(SHUFFLE_BYTES if lanes == 64 else SHUFFLE_16_BYTES)
     if variant:
@@ -348,29 +366,35 @@ def lookup_bytes(builder, table, codes):
         return call_in_parts(builder, variant, codes.type, [tables, codes])
     result = ir.Constant(codes.type, [table[0]] * lanes)
     for code, value in enumerate(table[1:], 1):
-        found = builder.icmp_unsigned("==", codes, constant_like(codes, code))
-        result = builder.select(found, constant_like(codes, value), result)
+        matches = builder.icmp_unsigned("==", codes, constant_like(codes, code))
+        result = builder.select(matches, constant_like(codes, value), result)
     return result
 
 
 def picked_bytes(builder, value, order):
-    """Pick from each 16 bytes those with these 16 indices, 0 for None; `order` has 64 indices. For AVX-512."""
+    """Pick 16 bytes from each 16-byte quarter of `value`, for AVX-512.
+
+    order: 64 indices within the quarters, None for a zero byte.
+    """
     indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
     return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
 
 
 def as_bytes(builder, value):
-    """Reinterpret other lanes of 64 bytes as bytes."""
+    """Reinterpret a vector of 64 bytes as u8x64."""
     return builder.bitcast(value, u8x64.llvm)
 
 
 def make_lookup(*table):
-    """Return an intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
+    """Return an intrinsic (u8x64) that replaces codes 0 to 15 by the bytes of a table."""
     return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))
 
 
 def make_nibble_values(values):
-    """Return an intrinsic (codes, bit) -> the values, as floats, of the four-bit codes at bit `bit` of each byte."""
+    """Return an intrinsic (codes, bit) -> f32x16 that replaces 4-bit codes by entries of a table.
+
+    The codes begin at bit `bit` (0 or 4) of each byte; values: 16 signed bytes.
+    """
 
     def named(builder, codes, bit):
         codes = builder.lshr(codes, splat_value(builder, u8x16.llvm, builder.trunc(bit, I8)))

@@ -1,4 +1,8 @@
-"""The dot product of bytes, by the best instructions that the CPU has."""
+"""The dot product of bytes, by the best instructions that the target CPU has.
+
+An emitter adds 4 products of bytes to each lane of an i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k].
+`dot_variant` chooses the emitter. "Words" here are 16-bit integers.
+"""
 
 from functools import reduce
 
@@ -26,25 +30,28 @@ from localllm.kernels.simd.vectors import (
 
 
 def dot_vnni_512(builder, accumulator, unsigned, signed):
+    """Add 4 products of an unsigned and a signed byte to each lane, by AVX512-VNNI."""
     return llvm_call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_words_vnni_512(builder, accumulator, x, y):
-    """Add 2 products of signed words of 16 bits to each lane; x and y are given as bytes."""
+    """Add 2 products of signed 16-bit words to each lane, by AVX512-VNNI. x and y have the type u8x64."""
     x, y = (builder.bitcast(value, ir.VectorType(I16, 32)) for value in (x, y))
     return llvm_call(builder, "llvm.x86.avx512.vpdpwssd.512", i32x16.llvm, [accumulator, x, y])
 
 
 def dot_vnni_256(builder, accumulator, unsigned, signed):
+    """Add 4 products of an unsigned and a signed byte to each lane, by AVX-VNNI."""
     variant = "avxvnni", 2, "llvm.x86.avx512.vpdpbusd.256"  # LLVM's name for AVX-VNNI's instruction, too
     return call_in_parts(builder, variant, i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_bytes(builder, accumulator, unsigned, signed):
-    """Multiply pairs of bytes and add them to words of 16 bits, then pairs of words to 32.
+    """Add 4 products of an unsigned and a signed byte to each lane, without a dot product instruction (AVX2, SSSE3).
 
-    The words would saturate, so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just
-    fits). LLVM leaves out the multiplication with what it knows to be zero: see `splits_dot`.
+    One instruction adds pairs of products into words, another adds pairs of words into 32 bits. Words would saturate,
+    so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just fits). LLVM omits one of the
+    two multiplications if it knows that the masked bytes are zero: see `splits_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
@@ -54,9 +61,9 @@ def dot_bytes(builder, accumulator, unsigned, signed):
 
 
 def dots_in_words(builder, accumulator, pairs, largest):
-    """Compute several dot products at once, of unsigned bytes up to `largest` and signed ones.
+    """Add the dot products of several pairs (unsigned, signed) of vectors; largest: of the unsigned bytes.
 
-    If words of 16 bits can hold the sums of all pairs of bytes, they are added before they become 32.
+    If 16-bit words can hold the sums over all pairs, the products are added there and widened to 32 bits only once.
     """
     dot = dot_variant(largest)
     if dot is not dot_bytes or 2 * 128 * largest * len(pairs) > 0x7FFF:
@@ -69,9 +76,9 @@ def dots_in_words(builder, accumulator, pairs, largest):
 
 
 def dot_signed_bytes(builder, accumulator, x, y):
-    """Compute dot products of signed bytes, y above -128, with half the work.
+    """Add 4 products of signed bytes to each lane, with half the instructions of `dot_bytes`; y must be above -128.
 
-    The magnitudes of x are multiplied by y with the signs of x.
+    x| is multiplied by y with the sign of x.
     """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
     y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
@@ -80,7 +87,7 @@ def dot_signed_bytes(builder, accumulator, x, y):
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
-    """Compute dot products by words of 16 bits: first the even bytes, then the odd ones."""
+    """Add 4 products of an unsigned and a signed byte to each lane by plain instructions: even bytes, then odd ones."""
     words = ir.VectorType(I16, 32)
     x, y, eight = builder.bitcast(unsigned, words), builder.bitcast(signed, words), ir.Constant(words, [8] * 32)
     even = builder.and_(x, constant_like(x, 255)), builder.ashr(builder.shl(y, eight), eight)
@@ -90,18 +97,19 @@ def dot_generic(builder, accumulator, unsigned, signed):
 
 
 def dot_neon_mixed(builder, accumulator, unsigned, signed):
+    """Add 4 products of an unsigned and a signed byte to each lane, on an ARM with i8mm."""
     return call_in_parts(builder, MIXED_DOT, i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_neon_signed(builder, accumulator, x, y):
-    """Compute the dot product of signed bytes."""
+    """Add 4 products of signed bytes to each lane, on an ARM."""
     if "dotprod" in this_lane().features:
         return call_in_parts(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
     return in_parts(builder, dot_neon_16, 4, [accumulator, x, y])
 
 
 def dot_neon_16(builder, accumulator, x, y):
-    """Multiply 16 signed bytes without a dot instruction: 16-bit products are added in pairs, then these sums."""
+    """Add the products of 16 signed bytes to 4 lanes, on an ARM without a dot product instruction."""
     sums = []
     for start in (0, 8):
         halves = [slice_of(builder, value, start, start + 8) for value in (x, y)]
@@ -111,18 +119,19 @@ def dot_neon_16(builder, accumulator, x, y):
 
 
 def dot_neon_unsigned(builder, accumulator, unsigned, signed):
-    """Multiply unsigned bytes less 128 as signed ones.
+    """Add 4 products of an unsigned and a signed byte to each lane, on an ARM that multiplies signed bytes only.
 
-    128 times the sum of the signed ones, which many rows share, is added again.
+    128 is subtracted from the unsigned bytes, and 128 times the sum of the signed bytes is added. Many rows share that
+    sum.
     """
-    less = builder.xor(unsigned, constant_like(unsigned, 128))
-    others = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)
-    bias = builder.shl(others, constant_like(others, 7))
-    return builder.add(dot_neon_signed(builder, accumulator, less, signed), bias)
+    centred = builder.xor(unsigned, constant_like(unsigned, 128))
+    sums = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)
+    bias = builder.shl(sums, constant_like(sums, 7))
+    return builder.add(dot_neon_signed(builder, accumulator, centred, signed), bias)
 
 
 def multiply_words(builder, x, y):
-    """Compute x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed words: i32x16."""
+    """Compute x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed 16-bit words each, as i32x16."""
     if widest(MULTIPLY_WORDS):
         return call_in_parts(builder, widest(MULTIPLY_WORDS), i32x16.llvm, [x, y])
 
@@ -133,17 +142,20 @@ def multiply_words(builder, x, y):
 
 
 def multiply_pairs(builder, x, y):
-    """Multiply 16 words by 16 others, and add neighbouring products: 8 sums."""
+    """Multiply two vectors of 16 signed 16-bit words, and add neighbouring products: 8 sums of 32 bits. For AVX2."""
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 
 def multiplies_words():
-    """Return whether words are what the CPU multiplies fastest: it has AVX2, but no dot product of bytes."""
+    """Return whether 16-bit words are what this CPU multiplies fastest: AVX2 without a dot product of bytes."""
     return dot_variant() is dot_bytes and {"avx2", "f16c"} <= this_lane().features
 
 
 def dot_variant(largest=255):
-    """Return the emitter for the target CPU, for unsigned bytes up to `largest`, if it helps to know that."""
+    """Choose the emitter of the dot product for this CPU.
+
+    largest: the largest unsigned byte, which may allow a faster one.
+    """
     features = this_lane().features
     if "neon" in features:
         return dot_neon_mixed if "i8mm" in features else dot_neon_signed if largest < 128 else dot_neon_unsigned
@@ -155,19 +167,19 @@ def dot_variant(largest=255):
 
 
 def splits_dot():
-    """Return whether a dot product comes in two parts, one of which suffices for signed bytes or unsigned below 128."""
+    """Return whether the dot product takes two steps, of which bytes below 128, or signed ones, need only one."""
     return dot_variant() in (dot_bytes, dot_neon_unsigned)
 
 
 def wants_signed_codes():
-    """Return whether unsigned bytes are best made signed ones when they are unpacked."""
+    """Return whether codes should be unpacked to signed bytes, because this CPU multiplies only those."""
     return dot_variant() is dot_neon_unsigned
 
 
 def signed_dot_variant():
-    """Return the emitter of the dot product of signed bytes, the second operand's above -128.
+    """Choose the emitter of the dot product of signed bytes for this CPU. The second operand must be above -128.
 
-    None if it is not worth using.
+    Return None if `dot_variant` is as fast.
     """
     if "neon" in this_lane().features:
         return dot_neon_signed
@@ -177,6 +189,6 @@ def signed_dot_variant():
 def make_dot(largest):
     """Return an intrinsic (accumulator, x, y) that adds 4 products of bytes to each lane.
 
-    x is unsigned and at most `largest`, y is signed.
+    x: unsigned, at most `largest`; y: signed.
     """
     return operation(i32x16, i32x16, u8x64, u8x64)(dot_variant(largest))

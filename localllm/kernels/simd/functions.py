@@ -1,4 +1,4 @@
-"""Functions of vectors: exponential, hyperbolic tangent and their like."""
+"""Mathematical functions of vectors: exponential, hyperbolic tangent and others."""
 
 from numba import njit
 
@@ -19,10 +19,7 @@ from localllm.kernels.simd.vectors import f32x16, llvm_call, operation
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def clamp_f32x16(x, low, high):
-    """Compute x, raised to `low` and lowered to `high`.
-
-    NaN, which max and min return in their second argument, stays.
-    """
+    """Clamp x to [low, high]. NaN stays NaN, because max and min return their second argument for it."""
     return min_f32x16(splat_f32x16(high), max_f32x16(splat_f32x16(low), x))
 
 
@@ -30,7 +27,7 @@ def clamp_f32x16(x, low, high):
 def exp_f32x16(x):
     """Compute e ** x within 2 units in the last place for x from -87 to 88.
 
-    It gives 0 below -87.7, infinity above 88.4, NaN for NaN.
+    Below -87.7 the result is 0, above 88.4 infinity; NaN gives NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
@@ -53,9 +50,10 @@ def exp_f32x16(x):
 def exp2_f32x16(x):
     """Compute 2 ** x to a relative error of 2e-7 for x from -126 to 127.5.
 
-    It gives 0 below -126.5, infinity above, NaN for NaN.
+    Below -126.5 the result is 0, above 127.5 infinity; NaN gives NaN.
 
-    x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
+    x = n + r with |r| <= 1/2; 2 ** r by the polynomial that interpolates it at the 6 Chebyshev nodes, with an error of
+    at most 1e-7.
     """
     x = clamp_f32x16(x, -127.0, 128.0)
     n = round_f32x16(x)
@@ -71,13 +69,13 @@ def exp2_f32x16(x):
 
 @operation(f32x16, f32x16, f32x16)
 def copy_sign(builder, value, sign):
-    """Return `value`, which is not negative, with the sign of `sign`."""
+    """Return `value`, which must not be negative, with the sign of `sign`."""
     return llvm_call(builder, "llvm.copysign.v16f32", f32x16.llvm, [value, sign])
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def tanh_f32x16(x):
-    """Compute tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|), with the sign of x; wrong by 2e-7 at most."""
+    """Compute tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|) with the sign of x; the error is at most 2e-7."""
     e = exp_f32x16(abs_f32x16(x) * splat_f32x16(-2.0))
     one = splat_f32x16(1.0)
     return copy_sign((one - e) * reciprocal_f32x16(one + e), x)
@@ -85,10 +83,9 @@ def tanh_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def erf_f32x16(x):
-    """Compute erf x, wrong by 3e-7 at most.
+    """Compute erf x; the error is at most 3e-7.
 
-    It is 1 - (a t + ... + e t^5) e ** -x^2 with t = 1 / (1 + p |x|), and the sign of x. Source: Abramowitz and Stegun
-    1964, 7.1.26.
+    erf |x| = 1 - (a t + ... + e t^5) e ** -x^2 with t = 1 / (1 + p |x|). Source: Abramowitz and Stegun 1964, 7.1.26.
     """
     size, one = abs_f32x16(x), splat_f32x16(1.0)
     t = reciprocal_f32x16(fma_f32x16(size, splat_f32x16(0.3275911), one))
@@ -102,16 +99,16 @@ def erf_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def if_finite_f32x16(y, x):
-    """Compute y, but NaN where x is not finite.
+    """Return y, but NaN where x is not finite.
 
-    Otherwise a function whose values are bounded would hide the effect of broken weights.
+    A bounded function, such as a sigmoid, would otherwise hide that broken weights have produced infinity or NaN.
     """
     return fma_f32x16(x, zero_f32x16(), y)
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def sigmoid_f32x16(x):
-    """Compute 1 / (1 + e ** -x), NaN for infinity."""
+    """Compute 1 / (1 + e ** -x); infinity gives NaN."""
     return if_finite_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
 
 
@@ -119,7 +116,7 @@ def sigmoid_f32x16(x):
 def softplus_f32x16(x):
     """Compute log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|.
 
-    Its relative error is at most 2e-7; the result for infinity is NaN.
+    The relative error is at most 2e-7; infinity gives NaN.
 
     log(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series to s ** 15 / 15.
     """

@@ -1,7 +1,7 @@
-"""Conversion between 16-bit and 32-bit floats, as LLVM instructions: for a scalar, or for each lane of a vector.
+"""Conversion between 16-bit and 32-bit floats, as LLVM instructions: of a scalar, or of each lane of a vector.
 
-The 16 bits go in and out as integers. For float16 most CPUs have instructions; for the others LLVM would call functions
-that are not there when kernels are loaded.
+The 16 bits are passed as integers. Most CPUs have instructions for float16; on the others LLVM would call functions
+that do not exist when kernels are loaded, so there are replacements.
 """
 
 from llvmlite import ir
@@ -12,25 +12,25 @@ I16, I32, F16, F32 = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType
 
 
 def like(value, element):
-    """Return a value's type with another element type: a vector of as many elements, or a scalar."""
+    """Return the type of `value` with another element type: a vector of as many elements, or a scalar."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
 def constant_like(value, scalar):
-    """Return `scalar` in a value's type, in every lane."""
+    """Return the constant `scalar` in the type of `value`, in every lane."""
     return ir.Constant(value.type, [scalar] * value.type.count if isinstance(value.type, ir.VectorType) else scalar)
 
 
 def widen_bf16(builder, half):
-    """Convert bfloat16, the upper half of a float32, to float32."""
+    """Convert bfloat16, which is the upper half of a float32, to float32."""
     wide = builder.zext(half, like(half, I32))
     return builder.bitcast(builder.shl(wide, constant_like(wide, 16)), like(half, F32))
 
 
 def narrow_bf16(builder, value):
-    """Round to the nearest bfloat16, ties to even.
+    """Round to the nearest bfloat16, ties to even; NaN stays NaN.
 
-    Half of what is cut off is added as an integer. NaN stays NaN.
+    Half a unit of the last remaining bit is added as an integer, then the low bits are dropped.
     """
     bits = builder.bitcast(value, like(value, I32))
     tie = builder.and_(builder.lshr(bits, constant_like(bits, 16)), constant_like(bits, 1))
@@ -50,8 +50,8 @@ def widen_half(builder, bits):
 def widen_half_anywhere(builder, bits):
     """Convert float16 to float32 without an instruction for it.
 
-    Exponent and fraction, moved to their new places, give a number 2 ** 112 times too small, subnormal or not. Infinity
-    and NaN are those with the largest exponent.
+    Moved to their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or
+    not. The largest exponent stands for infinity and NaN.
     """
     wide = builder.zext(bits, like(bits, I32))
     size = builder.and_(wide, constant_like(wide, 0x7FFF))
@@ -73,8 +73,8 @@ def narrow_half(builder, value):
 def narrow_half_anywhere(builder, value):
     """Round to float16 without an instruction for it.
 
-    Half of what is cut off is added as an integer, which may carry into the exponent. Subnormal results are multiples
-    of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
+    Half a unit of the last remaining bit is added as an integer; the carry may reach the exponent. Subnormal results
+    are multiples of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
     """
     bits = builder.bitcast(value, like(value, I32))
 

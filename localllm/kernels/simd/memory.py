@@ -1,4 +1,4 @@
-"""Loads, stores and prefetches: unaligned, unchecked."""
+"""Loads, stores and prefetches at int64 addresses of any alignment. Nothing is checked."""
 
 from llvmlite import ir
 from numba import types
@@ -25,26 +25,26 @@ from localllm.kernels.simd.vectors import (
 
 
 def load_value(builder, address, llvm_type):
-    """Return an unaligned load."""
+    """Emit a load of an LLVM type from an address."""
     value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()), typ=llvm_type)
     value.align = 1
     return value
 
 
 def make_load(result, llvm_type, convert=lambda builder, value: value):
-    """Return an intrinsic address -> `result` that loads `llvm_type` and converts it."""
+    """Return an intrinsic (address) -> `result` that loads an LLVM type and converts it by the emitter `convert`."""
     return operation(result, types.int64)(
         lambda builder, address: convert(builder, load_value(builder, address, llvm_type))
     )
 
 
 def store_value(builder, address, value):
-    """Emit an unaligned store."""
+    """Emit a store of a value to an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
 def make_store(vector):
-    """Return an intrinsic (address, value) that stores."""
+    """Return an intrinsic (address, value) that stores a value of the given type."""
     return operation(None, types.int64, vector)(store_value)
 
 
@@ -65,10 +65,10 @@ load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
 
 
 def splat_f16(lanes):
-    """Return an emitter that spreads a float16, as bits, over a vector and converts it there.
+    """Return an emitter (builder, bits) that converts a float16 to float32 in every lane of a vector.
 
-    A scalar conversion would depend on a register's other lanes, and wait for them: rows of
-    Q4_K took three times as long.
+    It is spread over the lanes first: converting a scalar depends on the other lanes of a register, and waits for them.
+    Rows of Q4_K took three times as long.
     """
 
     def emit(builder, value):
@@ -103,7 +103,7 @@ def first_lanes(builder, count):
 
 @operation(f32x16, types.int64, types.int64)
 def load_lanes_f32x16(builder, address, count):
-    """Load `count` floats, followed by zeros; no other memory is touched."""
+    """Load `count` floats, followed by zeros. No memory after them is read."""
     pointer, zeros = builder.inttoptr(address, f32x16.llvm.as_pointer()), ir.Constant(f32x16.llvm, None)
     arguments = [pointer, I32(1), first_lanes(builder, count), zeros]
     return llvm_call(builder, "llvm.masked.load.v16f32.p0", f32x16.llvm, arguments)
@@ -111,14 +111,14 @@ def load_lanes_f32x16(builder, address, count):
 
 @operation(None, types.int64, f32x16, types.int64)
 def store_lanes_f32x16(builder, address, value, count):
-    """Store the first `count` lanes; no other memory is touched."""
+    """Store the first `count` lanes. No memory after them is written."""
     pointer = builder.inttoptr(address, f32x16.llvm.as_pointer())
     arguments = [value, pointer, I32(1), first_lanes(builder, count)]
     llvm_call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
 
 
 def make_narrow_store(vector, narrow):
-    """Return an intrinsic (address, value) that rounds to 16 bits and stores."""
+    """Return an intrinsic (address, value) that converts to 16 bits by the emitter `narrow`, and stores."""
     return operation(None, types.int64, vector)(
         lambda builder, address, value: store_value(builder, address, narrow(builder, value))
     )
@@ -132,7 +132,10 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Prefetch the cache line at an address, which may be invalid, into all caches or only slower ones."""
+    """Prefetch the cache line at an address, which may be invalid.
+
+    locality: 3 for all caches, 2 for the L2 cache and slower ones.
+    """
     pointer = builder.inttoptr(address, I8.as_pointer())
     llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 

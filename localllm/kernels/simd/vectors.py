@@ -1,4 +1,4 @@
-"""Vectors as Numba types, and helpers of intrinsics."""
+"""Vector types for Numba, and helpers that emit LLVM instructions on them."""
 
 import math
 
@@ -15,7 +15,7 @@ from localllm.kernels.machine import this_lane
 # be zero, and LLVM deletes what reads from there (seen with LLVM 22: Q4_K became an empty function). This keeps sums.
 llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
-if "neon" in this_lane().features:  # of which LLVM alone does not tell Numba all
+if "neon" in this_lane().features:  # LLVM does not report all features of an ARM to Numba
     config.CPU_FEATURES = this_lane().feature_string  # type: ignore[attr-defined]
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -24,7 +24,7 @@ INFINITY, NAN = types.float32(math.inf), types.float32(math.nan)
 
 
 class Vector(types.Type):
-    """`lanes` elements of one LLVM type, kept in registers."""
+    """A vector type: `lanes` elements of one LLVM type, kept in a register."""
 
     def __init__(self, name: str, element: ir.Type, lanes: int):
         self.element, self.lanes, self.llvm = element, lanes, ir.VectorType(element, lanes)
@@ -33,7 +33,7 @@ class Vector(types.Type):
 
 @register_model(Vector)
 class VectorModel(models.PrimitiveModel):
-    """Numba's view of a vector: one LLVM value."""
+    """Numba's representation of a vector: one LLVM value."""
 
     def __init__(self, manager, vector):
         super().__init__(manager, vector, vector.llvm)
@@ -45,7 +45,7 @@ f32x2, f32x8, f32x16 = (Vector(f"f32x{lanes}", F32, lanes) for lanes in (2, 8, 1
 
 
 def llvm_call(builder, name, result, arguments):
-    """Call the LLVM intrinsic or C function `name`."""
+    """Emit a call of the LLVM intrinsic or C function `name`; result: its LLVM type."""
     function_type = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
 
@@ -57,17 +57,17 @@ def splat_value(builder, vector_type, scalar):
 
 
 def slice_of(builder, value, start, stop, step=1):
-    """Return the lanes value[start:stop:step]."""
+    """Return the lanes value[start:stop:step] of a vector."""
     lanes = [*range(start, stop, step)]
     return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
 def shuffled(builder, x, y, order):
-    """Return the lanes `order` of two vectors."""
+    """Return the lanes `order` of two vectors of n lanes each: 0 to n - 1 are those of x, n to 2 n - 1 those of y."""
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
 
 
-# Instructions for whole vectors: the feature that brings them, into how many parts 64 bytes go, LLVM's name
+# Variants of vector instructions: the CPU feature, the number of parts that 64 bytes are split into, LLVM's name.
 MULTIPLY_BYTES = [
     ("avx512bw", 1, "llvm.x86.avx512.pmaddubs.w.512"),
     ("avx2", 2, "llvm.x86.avx2.pmadd.ub.sw"),
@@ -91,19 +91,22 @@ SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 def widest(variants):
-    """Return the first variant that the CPU has; None if it has none."""
+    """Return the first of `variants` that the CPU has; None if it has none."""
     return next((variant for variant in variants if variant[0] in this_lane().features), None)
 
 
 def call_in_parts(builder, variant, result, arguments):
-    """Call a variant of an instruction on vectors of 64 bytes; `result`: LLVM's type of the whole result."""
+    """Call a variant of an instruction on vectors of 64 bytes, part by part.
+
+    variant: see MULTIPLY_BYTES; result: LLVM's type of the whole result.
+    """
     _, parts, name = variant
     part = ir.VectorType(result.element, result.count // parts)
     return in_parts(builder, lambda builder, *values: llvm_call(builder, name, part, values), parts, arguments)
 
 
 def in_parts(builder, emit, parts, arguments):
-    """Apply `emit` to `parts` parts of the arguments, and concatenate the results in a vector."""
+    """Split the arguments into `parts` parts, apply `emit` to each, and concatenate the results in a vector."""
     pieces = []
     for i in range(parts):
         sizes = [value.type.count // parts for value in arguments]
@@ -118,12 +121,12 @@ def in_parts(builder, emit, parts, arguments):
 
 
 def elements(builder, value):
-    """Return the members of a tuple that are all of one type."""
+    """Return the members of a tuple whose members have one type."""
     return [builder.extract_value(value, i) for i in range(value.type.count)]
 
 
 def as_tuple(builder, values):
-    """Return values of one type as a tuple."""
+    """Make a tuple of values of one type."""
     result = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
     for i, value in enumerate(values):
         result = builder.insert_value(result, value, i)
@@ -131,7 +134,10 @@ def as_tuple(builder, values):
 
 
 def operation(result, *arguments):
-    """Turn `emit(builder, *values) -> value` into an intrinsic with this signature (None: no result)."""
+    """Decorate an emitter, emit(builder, *values) -> value, to make it an intrinsic.
+
+    result, arguments: its Numba types; None: no result.
+    """
 
     def decorate(emit):
         def codegen(context, builder, signature, values):
