@@ -1,4 +1,7 @@
-"""Compile kernels: python -m localllm.kernels.build.compile reads names and writes object files (see compilers.py)."""
+"""A process that compiles kernels: python -m localllm.kernels.build.compile reads names and writes object files.
+
+See compilers.py, which starts it.
+"""
 
 import gc
 
@@ -24,17 +27,20 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 
 
 def object_code(name: str, triple: str | None = None) -> bytes:
-    """Make the kernel as an object file for the target CPU, with one visible symbol. triple: see `linked`."""
+    """Compile a kernel to an object file for the target CPU, with one visible symbol.
+
+    triple: see `linked`.
+    """
     module, machine = linked(name, triple)
     return machine.emit_object(module)
 
 
 def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Compile a kernel and its entry to LLVM IR; return the module and LLVM's target machine for it.
+    """Compile a kernel and its entry to LLVM IR; return the module and LLVM's target machine.
 
-    triple: LLVM's name of a system other than this one, with the same kind of CPU. Numba gives its functions hidden
-    parameters (result, exception, both unused here) and a status to return; `ENTRY` has the plain C signature that the
-    tape calls.
+    Numba's functions have two hidden parameters (result and exception, unused here) and return a status. `ENTRY` calls
+    them with the plain C signature that the tape uses. triple: LLVM's name of the operating system to compile for, by
+    default this one, with the same kind of CPU.
     """
     function = kernel(name)
     function.compile(SIGNATURE)
@@ -63,7 +69,7 @@ def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.T
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     """Optimize a kernel's whole module.
 
-    If functions had internal linkage already, more would be inlined: twice the code.
+    Its functions still have external linkage here: with internal linkage LLVM would inline more, for twice the code.
     """
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
@@ -72,21 +78,24 @@ def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """Remove what is not reachable from the entry."""
+    """Remove functions and variables that the entry does not reach."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
 
 
 def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
-    """Raise an error for a kernel whose source needs Python or Numba at run time (an exception, an array)."""
+    """Exit with an error if a kernel needs Python or Numba at run time.
+
+    That is the case if its source has an exception or an array.
+    """
     needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
     if needed:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
 
 
 def main() -> None:
-    gc.disable()  # Numba's objects hang together and stay: looking for garbage among them is 0.15 of the time
+    gc.disable()  # Numba's objects live until the end: searching them for garbage would take 0.15 of the time
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     serve(object_code)

@@ -1,4 +1,4 @@
-"""Processes that compile kernels: one per core, or as many as memory allows."""
+"""Processes that compile kernels: one per CPU core, or as many as memory allows."""
 
 import os
 import re
@@ -19,27 +19,31 @@ from localllm.system.cpu import logical_cores
 from localllm.system.memory import address_limit, available_memory
 from localllm.system.processes import detached_options, lower_priority
 
-# What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
-OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
+# Settings of Numba that a user made for other programs, such as not to compile: machine code must not depend on them.
+FOREIGN_SETTINGS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
-SHARE = 1 << 29  # bytes that one compiler should find: it takes 260 MB, and 480 of addresses; its threads here 150
+SHARE = 1 << 29  # bytes per compiler: it takes 260 MB, and 480 MB of address space; its threads in this process 150
 
 
 class Compiler:
-    """A process that compiles one kernel after the other. It ends when this process ends, even if that is killed."""
+    """A process that compiles kernels one after another. It ends when this process ends, even if this one is killed."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
-        """Start a process; command: a module that calls `serve`, and its arguments; lane: the one to compile for."""
-        # It has to compile these sources, not those of another localllm that the current folder may hold.
+        """Start the process.
+
+        command: a module that calls `serve`, and its arguments; lane: the CPU to compile for, by default this
+        computer's.
+        """
+        # Compile these sources, not those of another localllm that the current folder may contain.
         root = str(Path(__file__).parents[3])
-        environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
+        environment = {name: value for name, value in os.environ.items() if not FOREIGN_SETTINGS.match(name)}
         environment |= {"NUMBA_CPU_NAME": lane.cpu, "NUMBA_CPU_FEATURES": lane.feature_string} if lane else {}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.lane = lane
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            **detached_options(),  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
+            **detached_options(),  # Ctrl-C must not end the compiler: this process may continue after it, as a chat does
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
@@ -48,22 +52,22 @@ class Compiler:
         self._listener.start()
 
     def compile(self, name: str) -> bytes:
-        """Make the kernel's machine code. Raises LocalllmError."""
+        """Compile a kernel; return its object file. Raises LocalllmError."""
         try:
             self._names.write(f"{name}\n".encode())
             self._names.flush()
             size = int.from_bytes(self._results.read(8), "little")
             code = self._results.read(size)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             code = b""
         if not code or len(code) < size:
             raise self._failure()
         return code
 
     def _failure(self) -> LocalllmError:
-        """Return why the process ended: the last line that it wrote.
+        """Return an error that says why the process ended, with the last line that it wrote to stderr.
 
-        If memory is short, its message varies, so the error is MemoryLimitError whatever LLVM says.
+        With little memory that line varies, so the error is always a MemoryLimitError then.
         """
         code = self.process.wait()
         self._listener.join()
@@ -73,11 +77,11 @@ class Compiler:
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:
-        """Lower the priority of the compiler's process."""
+        """Lower the priority of the process."""
         lower_priority(self.process)
 
     def close(self) -> None:
-        """Kill the compiler."""
+        """Kill the process."""
         self.process.kill()
         self._listener.join()
         with suppress(BrokenPipeError), self.process:
@@ -85,12 +89,13 @@ class Compiler:
 
 
 def serve(code_of: Callable[[str], bytes]) -> None:
-    """Serve a compiling process: names come from stdin, machine code goes to stdout.
+    """Run the loop of a compiling process: read kernel names from stdin, write machine code to stdout.
 
-    For each name the size of its code (8 bytes, little-endian) and the code are written; the next name follows after.
+    Each result is the size of the code (8 bytes, little-endian), then the code. The next name is read after that.
+    code_of: compiles the kernel of a name.
     """
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # should anything print
+    os.dup2(2, 1)  # anything that prints goes to stderr
     for name in wanted():
         code = code_of(name)
         results.write(len(code).to_bytes(8, "little") + code)
@@ -98,9 +103,9 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 
 
 def wanted() -> Iterator[str]:
-    """Yield names from stdin.
+    """Yield kernel names from stdin, one per line.
 
-    When stdin ends, this process ends at once: nobody would read a result.
+    When stdin ends, the process exits at once, because the process that started it is gone.
     """
     names = SimpleQueue[str]()
 
@@ -115,13 +120,13 @@ def wanted() -> Iterator[str]:
 
 
 class Work:
-    """A queue of kernels to compile, shared by threads that each talk to one compiler.
+    """A queue of kernels to compile, shared by threads that each drive one compiler.
 
     Attributes:
         left: kernels that no thread has taken yet, in order.
-        codes: machine code of those that are ready.
-        error: why one of them is not, or None.
-        changed: held to look at the others; notified of changes.
+        codes: object files of compiled kernels, by name.
+        error: why a kernel could not be compiled, or None.
+        changed: a condition, held to access the other attributes and notified of their changes.
     """
 
     def __init__(self, names: Iterable[str], finished: Callable[[str, bytes], None]):
@@ -130,7 +135,7 @@ class Work:
         self.changed, self._finished = Condition(), finished
 
     def share(self, compiler: Compiler) -> None:
-        """Compile kernels of the queue with one compiler until none is left."""
+        """Compile kernels of the queue with one compiler until the queue is empty or an error occurs."""
         try:
             while (name := self._next()) is not None:
                 code = compiler.compile(name)
@@ -145,26 +150,27 @@ class Work:
         compiler.close()
 
     def _next(self) -> str | None:
+        """Remove the next kernel from the queue and return it; None if the queue is empty."""
         with self.changed:
             return self.left.popleft() if self.left else None
 
     def prefer(self, names: list[str]) -> None:
-        """Move these kernels to the front of the queue, large ones first."""
+        """Move these kernels to the front of the queue, the slow ones (LARGE) first."""
         with self.changed:
             first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(LARGE))
             self.left = deque([*first, *(name for name in self.left if name not in first)])
 
 
 class Compilers:
-    """Several Compiler processes. They end when all kernels are compiled, with `close`, or with this process."""
+    """Several Compiler processes. They end when all kernels are compiled, on `close`, or with this process."""
 
     def __init__(
         self, names: list[str], finished: Callable[[str, bytes], None], *command: str, lane: Lane | None = None
     ):
-        """Prepare the processes; finished(name, machine code) is called for each kernel, by some thread.
+        """Start the processes.
 
-        command: the module that compiles, and its arguments; localllm.kernels.build.compile if there is none. lane: the
-        one to compile for, if it is not this computer's.
+        finished(name, machine code): called for each kernel, by any thread; command: the module that compiles, and its
+        arguments, by default localllm.kernels.build.compile; lane: the CPU to compile for, by default this computer's.
         """
         self.names, self._work = frozenset(names), Work(names, finished)
         command = command or ("localllm.kernels.build.compile",)
@@ -177,7 +183,10 @@ class Compilers:
             threads.append(thread)
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Wait for some of the kernels, which are compiled before all others. Raises LocalllmError."""
+        """Compile some of the kernels before all others; return their object files, by name.
+
+        Raises LocalllmError.
+        """
         work, done = self._work, -1
         work.prefer(names)
         while done < len(names):
@@ -196,6 +205,7 @@ class Compilers:
             compiler.give_way()
 
     def _ready(self, names: list[str]) -> int:
+        """Return how many of these kernels are compiled."""
         return sum(name in self._work.codes for name in names)
 
 
@@ -205,7 +215,10 @@ def processes() -> int:
 
 
 def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
-    """Kill the compilers, unless this is a forked process, to which they do not belong."""
+    """Kill the compilers and wait for their threads.
+
+    process: the id of the process that started them. In another, forked process this does nothing.
+    """
     if os.getpid() != process:
         return
     with work.changed:
@@ -219,7 +232,10 @@ def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: 
 def compile_kernels(
     names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
 ) -> dict[str, bytes]:
-    """Compile kernels now; see Compilers. Raises LocalllmError."""
+    """Compile kernels and return their object files, by name.
+
+    Parameters as those of Compilers. Raises LocalllmError.
+    """
     compilers = Compilers(names, finished, *command)
     try:
         return compilers.wait(names, progress)

@@ -1,9 +1,9 @@
-"""The handler for unreadable pages of a mapped file that was truncated, or whose disk is gone.
+"""The handler for unreadable pages of a mapped file, when the file was truncated or its disk was removed.
 
-The system then raises SIGBUS, on Windows an exception, in any thread. Checking sizes cannot prevent that: the file may
-shrink between the check and the kernel, which reads for seconds. The handler is native code, because Python would run
-its own later, on the main thread, which may be waiting for the kernel. It writes one line and ends the process with the
-exit code of a bad file; a second thread that faults meanwhile waits for that.
+The operating system then raises SIGBUS, or on Windows an exception, in any thread. Checking sizes cannot prevent that:
+the file may shrink between the check and the end of a kernel, which reads for seconds. The handler is native code,
+because a Python handler would run later, on the main thread, which may be waiting for the kernel. It writes one line
+and ends the process with the exit code of a bad file. A second thread that faults meanwhile waits.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from localllm.kernels.build.objects import object_file
 from localllm.system.cpu import object_triple
 from localllm.system.processes import BAD_PAGE_HANDLER, on_bad_page
 
-SIZE = 1 << 13  # bytes for the line
+SIZE = 1 << 13  # bytes for the message
 DATA = f"""
 @length = global i64 0
 @message = global [{SIZE} x i8] zeroinitializer
@@ -31,13 +31,13 @@ define ptr @place_of_message() {{
   ret ptr @message
 }}
 """
-_kept: list[MachineCode] = []  # the handler lives as long as the process
+_kept: list[MachineCode] = []  # keeps the handler alive until the process ends
 
 
 def end_on_bus_error(path: str) -> None:
-    """Install the handler: if a page of the file `path` becomes unreadable, it ends the process with a message.
+    """Install the handler, which ends the process with a message when a page of the file `path` cannot be read.
 
-    Only the command line calls this: a library must not end its host.
+    Only the command line installs it: a library must not end its host process.
     """
     line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]
@@ -52,7 +52,10 @@ def end_on_bus_error(path: str) -> None:
 
 
 def handler() -> bytes:
-    """Return an object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
+    """Return the object file of the handler, compiled once per computer like kernels.
+
+    Compiling it takes 9 MB of memory.
+    """
     source = handler_source(BAD_PAGE_HANDLER)
     path = object_file(handler_name(source))
     if code := read_checksummed(path):
@@ -60,23 +63,26 @@ def handler() -> bytes:
     from localllm.kernels.build.shipped import shipped_objects  # needed once per computer
 
     code = shipped_objects([path.stem]).get(path.stem) or compile_handler(source)
-    with suppress(OSError):  # of which the kernels warn
+    with suppress(OSError):  # compiling kernels warns about an unwritable cache
         write_checksummed(path, code)
     return code
 
 
 def handler_source(functions: str) -> str:
-    """Return the handler in LLVM's IR; functions: those of a system, see `localllm.system.processes`."""
+    """Return the handler in LLVM IR.
+
+    functions: the functions of an operating system in LLVM IR, such as BAD_PAGE_HANDLER of localllm.system.processes.
+    """
     return DATA + functions.replace("%EXIT_CODE%", str(ModelError.exit_code))
 
 
 def handler_name(source: str) -> str:
-    """Return the name of its object file."""
+    """Return the name of the object file for a handler's source, with a checksum of it."""
     return f"handle_bus_error_{zlib.crc32(source.encode()):08x}"
 
 
 def compile_handler(source: str, triple: str | None = None) -> bytes:
-    """Make the handler's object file; triple: another system than this one, as LLVM names it."""
+    """Compile the handler to an object file; triple: LLVM's name of the operating system, by default this one."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -1,12 +1,12 @@
 """Machine code of the CPU kernels: compiled once per computer, then loaded without Numba.
 
-Numba compiles a kernel to LLVM IR; LLVM makes an object file of it for this CPU, which goes to the user's cache folder
-(see objects.py). A platform wheel carries object files that are copied there instead (see shipped.py). Later starts
-load it in 3 ms (see machine_code.py), against 0.35 s and more for importing Numba. There is one object file per kernel,
-so that a model compiles only what its formats need.
+Numba compiles a kernel to LLVM IR, and LLVM makes an object file for this CPU in the user's cache folder (objects.py).
+With a platform wheel, the object file is copied from the wheel instead (shipped.py). Later starts load it in 3 ms
+(machine_code.py), where importing Numba alone takes 0.35 s and more. There is one object file per kernel, so a model
+compiles only what its formats need.
 
-A process that has to compile something goes on, in the background, with kernels that it may need later. If it ends
-first, its compilers end at once; finished kernels are cached, and a later process that lacks one compiles the rest.
+A process that has compiled kernels continues, in the background, with others that it may need later. Its compilers end
+with it. Finished kernels are cached, and a later process compiles those that are still missing.
 """
 
 import os
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """Loaded kernels. Keep it alive as long as their addresses are used.
+    """Loaded kernels. Keep the object alive while their addresses are used.
 
     Attributes:
         addresses: of the kernels, by name.
-        warning: one line that says why compiled kernels could not be cached (the next start compiles again), or None.
+        warning: one line that says why compiled kernels could not be cached, so that the next start compiles again; or
+          None.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class Library:
         later: Iterable[str] = (),
         lane: Lane | None = None,
     ):
-        """Load the kernels `names`, compiling what this computer has not compiled yet.
+        """Load the kernels `names`, compiling those that are not cached on this computer.
 
-        progress is called while compiling; later: kernels that `load` may be asked for, in the order in which they are
-        compiled afterwards, once something has to be compiled; lane: another than this computer's. Raises LocalllmError
-        if a kernel cannot be compiled.
+        progress: called while compiling; later: kernels that `load` may ask for, which are compiled in the background,
+        in this order, if anything has to be compiled; lane: the CPU to load for, by default this computer's. Raises
+        LocalllmError if a kernel cannot be compiled.
         """
         self.addresses = dict[str, int]()
         self.warning: str | None = None
@@ -57,7 +58,10 @@ class Library:
             raise
 
     def load(self, names: Iterable[str], progress: Progress | None = None) -> None:
-        """Load further kernels into `addresses`, compiling them if needed; progress, errors: see the constructor."""
+        """Load further kernels into `addresses`, compiling them if needed.
+
+        Parameters and errors as in the constructor.
+        """
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return
@@ -70,7 +74,7 @@ class Library:
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
 
     def _shipped(self, names: list[str]) -> dict[str, bytes]:
-        """Return the object files that the installed wheel carries, and cache them if possible."""
+        """Return the object files that the installed wheel has, and copy them to the cache if possible."""
         from localllm.kernels.build.shipped import shipped_objects  # needed once per kernel
 
         objects = shipped_objects(names, self._lane)
@@ -79,20 +83,20 @@ class Library:
         return objects
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Compile kernels to object files, and cache them if possible."""
+        """Compile kernels; return their object files, and write them to the cache if possible."""
         if self._compilers is None or not self._compilers.names.issuperset(names):
             self.close()
             self._compilers = self._compile(names)
         try:
             objects = self._compilers.wait(names, progress)
         except LocalllmError:
-            self.close()  # next time others shall try
+            self.close()  # the next call starts new compilers
             raise
         prune()
         return objects
 
     def _compile(self, names: list[str]) -> "Compilers":
-        """Return the Compilers that compile these kernels, and then those that may be needed later."""
+        """Start the Compilers for these kernels, followed by the `later` ones that are not cached."""
         from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
         from localllm.kernels.build.shipped import shipped_names
 
@@ -103,6 +107,7 @@ class Library:
         return Compilers([*names, *absent], self._keep, lane=self._lane)
 
     def _keep(self, name: str, code: bytes) -> None:
+        """Write an object file to the cache; set `warning` if that fails."""
         path = object_file(name, self._lane)
         try:
             write_checksummed(path, code)
@@ -110,7 +115,7 @@ class Library:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
     def give_way(self) -> None:
-        """Lower the priority of the remaining compilations."""
+        """Lower the priority of the compilers that still run."""
         if self._compilers:
             self._compilers.give_way()
 

@@ -1,11 +1,12 @@
-"""Link object files into this process: ELF for x86-64 by our own linker, all others by LLVM's.
+"""A linker that loads object files into this process: ELF for x86-64. All other object files go to LLVM's linker.
 
-Our linker exists for two reasons. Importing llvmlite costs every start 50 ms. And LLVM's linker allocates memory by
-section: in a process with a fragmented address space (a Ray worker, for example) sections may be over 2 GB apart, which
-32-bit distances cannot bridge, and LLVM aborts the process. Here an object file becomes one range of memory.
+There are two reasons for a linker of our own. Importing llvmlite takes 50 ms of every start. And LLVM's linker
+allocates memory section by section: in a process with a fragmented address space (a Ray worker, for example) sections
+may be over 2 GB apart, which 32-bit distances cannot bridge, and LLVM aborts the process. Here an object file becomes
+one range of memory.
 
-Kernels are position-independent code in the small code model, so that only few types of relocations occur. Source:
-System V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86-psABIs/x86-64-ABI
+Kernels are position-independent code in the small code model, so only a few types of relocations occur. Source: System
+V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 import ctypes
@@ -17,13 +18,13 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.system.memory import PAGE, code_region, protect
 from localllm.system.processes import function_address
 
-ELF, X86_64 = b"\x7fELF\x02\x01", 62  # of 64 bits, little-endian; the number of the instruction set
+ELF, X86_64 = b"\x7fELF\x02\x01", 62  # magic number of a 64-bit little-endian ELF file; the number of the instruction set
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
-UNWINDING = "eh_frame"  # the name's end of a section that is not needed: nobody throws through kernels
+UNWINDING = "eh_frame"  # end of the name of sections for exceptions, which no kernel raises: not loaded
 ADDRESS, DISTANCE, CALL, FROM_TABLE = 1, 2, 4, (9, 41, 42)  # R_X86_64_64, _PC32, _PLT32, _GOTPCREL and its two others
-JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # to the address behind it
-SLOT = 16  # bytes: JUMP and an address, for a symbol that is elsewhere or looked up
+JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # instruction: jump to the address stored after it
+SLOT = 16  # bytes: JUMP and an address, for a function outside the object file or a symbol of the offset table
 
 
 class Section(NamedTuple):
@@ -33,10 +34,10 @@ class Section(NamedTuple):
     type: int
     flags: int
     address: int
-    start: int  # in the file
+    start: int  # offset in the file
     size: int
-    link: int  # of symbols: the section with their names
-    changed: int  # of relocations: the section that they change
+    link: int  # for a symbol table: the section with the symbols' names
+    changed: int  # for a table of relocations: the section that they change
     alignment: int
     entry_size: int
 
@@ -46,45 +47,49 @@ class Symbol(NamedTuple):
 
     name: str
     is_global: bool
-    section: int  # 0: it is elsewhere
-    place: int  # in the section
+    section: int  # 0: outside this object file
+    place: int  # offset in the section
 
 
 class Relocation(NamedTuple):
-    """A place in the code to be filled in."""
+    """A place in the code where an address or a distance has to be written."""
 
     section: int
-    place: int  # in the section
+    place: int  # offset in the section
     type: int
     symbol: int
     addend: int
 
 
 class MachineCode:
-    """Linked object files. Keep it alive as long as the addresses are used.
+    """Object files, linked and loaded. Keep the object alive while the addresses are used.
 
     Attributes:
         addresses: of the requested symbols, by name.
     """
 
     def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
-        """Raise LocalllmError if there is no memory for it."""
+        """Link object files; names: the symbols whose addresses are wanted.
+
+        Raises LocalllmError, for example if there is not enough memory.
+        """
         objects = list(objects)
         if all(is_x86_64(code) for code in objects):
             self._held: Any = [Image(code) for code in objects]
-            found = {name: address for image in self._held for name, address in image.addresses.items()}
-            self.addresses = {name: found[name] for name in names}
+            known = {name: address for image in self._held for name, address in image.addresses.items()}
+            self.addresses = {name: known[name] for name in names}
         else:
             self._held = linked_by_llvm(objects)
             self.addresses = {name: self._held.get_function_address(name) for name in names}
 
 
 def is_x86_64(code: bytes) -> bool:
+    """Return whether an object file is ELF for x86-64."""
     return code.startswith(ELF) and int.from_bytes(code[18:20], "little") == X86_64
 
 
 def linked_by_llvm(objects: list[bytes]) -> Any:
-    """Return an LLVM execution engine with these object files."""
+    """Return an LLVM execution engine that has linked these object files."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -98,14 +103,16 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 
 
 class Image:
-    """One object file in memory: read-only and executable sections, then slots, then, on other pages, writable ones.
+    """An object file in memory.
+
+    In order: read-only and executable sections, slots, and, on pages of their own, writable sections.
 
     Attributes:
         addresses: of global symbols, by name.
     """
 
     def __init__(self, code: bytes):
-        """Load and link machine code. Raises LocalllmError."""
+        """Load and link an object file. Raises LocalllmError."""
         sections = sections_of(code)
         symbols, relocations = symbols_of(code, sections), list(relocations_of(code, sections))
         fixed, slots, written, size = layout(code, sections, relocations, symbols)
@@ -119,27 +126,29 @@ class Image:
             section = sections[number]
             if section.type != ZEROS:
                 memory[place : place + section.size] = code[section.start : section.start + section.size]
-        found = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
+        addresses = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
         for index, place in slots.items():
-            address = found[index] if index in found else required_function(symbols[index].name)
+            address = addresses[index] if index in addresses else required_function(symbols[index].name)
             memory[place : place + SLOT] = JUMP + address.to_bytes(8, "little")
-        for each in relocations:
-            if each.section in places:
-                fill_in(memory, base, places[each.section] + each.place, each, found, slots)
+        for relocation in relocations:
+            if relocation.section in places:
+                fill_in(memory, base, places[relocation.section] + relocation.place, relocation, addresses, slots)
         try:
             protect(base, min(written.values(), default=size))
         except OSError as error:
             raise LocalllmError(f"the system does not allow running generated machine code: {error.strerror}") from None
-        self.addresses = {symbols[index].name: at for index, at in found.items() if symbols[index].is_global}
+        self.addresses = {symbols[index].name: at for index, at in addresses.items() if symbols[index].is_global}
 
 
 def sections_of(code: bytes) -> list[Section]:
+    """Read the section table of an object file."""
     (start,), (count,) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<H", code, 60)
     rows = struct.iter_unpack("<IIQQQQIIQQ", code[start : start + 64 * count])
     return [Section(*row) for row in rows]
 
 
 def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
+    """Read the symbol table of an object file."""
     table = next((section for section in sections if section.type == SYMBOLS), None)
     if table is None:
         return []
@@ -149,11 +158,12 @@ def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
 
 
 def text(code: bytes, start: int) -> str:
-    """Return the text at `start`, which ends with a zero byte."""
+    """Return the zero-terminated text at offset `start`."""
     return code[start : code.index(b"\0", start)].decode()
 
 
 def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocation]:
+    """Yield all relocations of an object file."""
     for section in sections:
         if section.type == RELOCATIONS:
             for place, info, addend in struct.iter_unpack("<QQq", code[section.start : section.start + section.size]):
@@ -163,9 +173,10 @@ def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocat
 def layout(
     code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
-    """Lay out the read-only and executable sections, the slots of symbols, and the writable sections.
+    """Choose the offset in memory of each section and each slot.
 
-    Return the positions of each, by number, and the total size.
+    Return the offsets of read-only and executable sections, of slots (by symbol number) and of writable sections, and
+    the total size.
     """
     names = sections[int.from_bytes(code[62:64], "little")].start
     needed = [
@@ -178,9 +189,9 @@ def layout(
         fixed[number] = aligned(end, sections[number].alignment)
         end = fixed[number] + sections[number].size
     end, slots = aligned(end, SLOT), dict[int, int]()
-    for each in relocations:
-        if each.section in needed and (each.type in FROM_TABLE or not symbols[each.symbol].section):
-            slots.setdefault(each.symbol, end + SLOT * len(slots))
+    for relocation in relocations:
+        if relocation.section in needed and (relocation.type in FROM_TABLE or not symbols[relocation.symbol].section):
+            slots.setdefault(relocation.symbol, end + SLOT * len(slots))
     end = aligned(end + SLOT * len(slots), PAGE)
     for number in (number for number in needed if sections[number].flags & WRITABLE):
         written[number] = aligned(end, sections[number].alignment)
@@ -189,29 +200,34 @@ def layout(
 
 
 def aligned(place: int, alignment: int) -> int:
+    """Round up to a multiple of `alignment`."""
     return -(-place // max(1, alignment)) * max(1, alignment)
 
 
 def fill_in(
-    memory: memoryview, base: int, place: int, wanted: Relocation, found: dict[int, int], slots: dict[int, int]
+    memory: memoryview, base: int, place: int, relocation: Relocation, addresses: dict[int, int], slots: dict[int, int]
 ) -> None:
-    """Apply a relocation: write an address or a distance to memory. Raises LocalllmError for other types."""
-    if wanted.type in FROM_TABLE:
-        target = base + slots[wanted.symbol] + len(JUMP)
-    elif wanted.type == CALL and wanted.symbol in slots and wanted.symbol not in found:
-        target = base + slots[wanted.symbol]
-    elif wanted.type in (ADDRESS, DISTANCE, CALL) and wanted.symbol in found:
-        target = found[wanted.symbol]
+    """Apply a relocation: write an address or a distance to `memory` at offset `place`.
+
+    base: address of the memory; addresses: addresses of symbols, slots: offsets of slots, both by symbol number. Raises
+    LocalllmError for an unknown type of relocation.
+    """
+    if relocation.type in FROM_TABLE:
+        target = base + slots[relocation.symbol] + len(JUMP)
+    elif relocation.type == CALL and relocation.symbol in slots and relocation.symbol not in addresses:
+        target = base + slots[relocation.symbol]
+    elif relocation.type in (ADDRESS, DISTANCE, CALL) and relocation.symbol in addresses:
+        target = addresses[relocation.symbol]
     else:
         raise LocalllmError(f"machine code has a relocation of the unknown type {wanted.type}")
-    if wanted.type == ADDRESS:
-        struct.pack_into("<q", memory, place, target + wanted.addend)
+    if relocation.type == ADDRESS:
+        struct.pack_into("<q", memory, place, target + relocation.addend)
     else:
-        struct.pack_into("<i", memory, place, target + wanted.addend - base - place)
+        struct.pack_into("<i", memory, place, target + relocation.addend - base - place)
 
 
 def required_function(name: str) -> int:
-    """Return the address of a function of the C or math library. Raises LocalllmError."""
+    """Return the address of a function of the C or math library. Raises LocalllmError if it does not exist."""
     if (address := function_address(name)) is None:
         raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
     return address

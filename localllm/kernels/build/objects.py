@@ -1,4 +1,4 @@
-"""Object files of kernels in the user's cache folder.
+"""The object files of kernels in the user's cache folder.
 
 Their folder is named by a hash of everything that machine code depends on: sources, compiler versions, CPU.
 """
@@ -33,46 +33,50 @@ SOURCES = (
     "machine.py",
     "verbs.py",
 )  # in localllm.kernels
-FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # the second part: what scripts/wheels compiled for a system
+FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # the second part: an operating system that scripts/wheels compiled for
 DAY = 24 * 3600  # seconds
-UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
+UNUSED = 30 * DAY  # seconds after which an unused folder is removed
 
 
 @cache
-def object_folder(of: Lane | None = None) -> Path:
-    """Return the folder of a lane's object files, this computer's by default, named by the key."""
-    of = of or this_lane()
+def object_folder(lane: Lane | None = None) -> Path:
+    """Return the folder of a lane's object files, this computer's by default, named by the hash."""
+    lane = lane or this_lane()
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     compilers = version_file("numba"), version_file("llvmlite")
-    for part in (*compilers, of.cpu.encode(), of.feature_string.encode()):
+    for part in (*compilers, lane.cpu.encode(), lane.feature_string.encode()):
         key.update(part + b"\0")
     return cache_folder() / "kernels" / key.hexdigest()[:20]
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Hash names and contents of the sources of kernels: these files of localllm.kernels, and the tables of formats."""
+    """Add the names and contents of kernels' source files to a hash.
+
+    Those are the files that match `patterns` in localllm.kernels, and the tables of formats.
+    """
     kernels = Path(__file__).parents[1]
-    found = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
-    found |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
-    found["system/cpu.py"] = Path(cpu.__file__)
-    for name, path in sorted(found.items()):
+    paths = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
+    paths |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
+    paths["system/cpu.py"] = Path(cpu.__file__)
+    for name, path in sorted(paths.items()):
         key.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
 
 
-def object_file(name: str, of: Lane | None = None) -> Path:
-    return object_folder(of) / f"{name}.o"
+def object_file(name: str, lane: Lane | None = None) -> Path:
+    """Return the path of a kernel's object file."""
+    return object_folder(lane) / f"{name}.o"
 
 
 def symbol(name: str) -> str:
-    """Return the kernel's symbol in its object file."""
+    """Return the name of a kernel's symbol in its object file."""
     return f"localllm_{name}"
 
 
 def mark_used(folder: Path | None = None) -> None:
-    """Update a folder's modification time, at most once a day, to note that it is in use.
+    """Update a folder's modification time, at most once a day, to record that it is in use.
 
-    folder: None for the folder of object files.
+    folder: None for the folder of this computer's object files.
     """
     folder = folder or object_folder()
     with suppress(OSError):
@@ -81,9 +85,9 @@ def mark_used(folder: Path | None = None) -> None:
 
 
 def prune() -> None:
-    """Remove folders of other keys that are no longer used, and unfinished files of killed programs."""
+    """Remove object files that no program has used for UNUSED seconds, and unfinished files of killed programs."""
     used, now = object_folder(), time.time()
-    with suppress(OSError):  # of a folder that cannot be looked into
+    with suppress(OSError):  # a folder that cannot be read
         for folder in used.parent.glob("*"):
             if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -92,7 +96,7 @@ def prune() -> None:
 
 
 def age(path: Path, now: float) -> float:
-    """Return the seconds since the last change; 0 if the file is gone."""
+    """Return the seconds since a file or folder was last changed; 0 if it is gone."""
     try:
         return now - path.lstat().st_mtime
     except OSError:

@@ -1,8 +1,8 @@
 """Numba's compiler pipeline for functions that only kernels call, without Python wrappers.
 
 For each of a kernel's hundred functions Numba's own pipeline would make a Python wrapper, a C wrapper and machine code,
-which are never used, and run passes for features that kernels lack, such as arrays and closures. Without these a kernel
-compiles in 0.55 of the time and is a tenth smaller, because making machine code of a function changes its IR.
+which are never used, and run passes for features that kernels do not use, such as arrays and closures. Without these a
+kernel compiles in 0.55 of the time and is a tenth smaller, because making a function's machine code changes its IR.
 """
 
 from typing import Any
@@ -31,10 +31,12 @@ from localllm.kernels.machine import this_lane
 
 
 class Linkable(CPUCodeLibrary):
-    """A function in LLVM's IR with all that it calls. A kernel is optimized once, as a whole (compile.py).
+    """LLVM IR of a function with all that it calls, not yet optimized.
 
-    Numba would optimize every function with all that it calls, so that inner functions are optimized again for each
-    function above them: a third of the time that a large kernel takes.
+    A kernel is optimized once, as a whole (compile.py).
+
+    Numba would optimize every function together with all that it calls, so inner functions would be optimized again for
+    each function that calls them: a third of the compile time of a large kernel.
     """
 
     def _optimize_final_module(self) -> None:
@@ -45,22 +47,22 @@ class Linkable(CPUCodeLibrary):
 
 
 class Aligned(Lower):
-    """Functions whose stack frame begins at a cache line.
+    """Lowering of functions whose stack frame begins at a cache line.
 
-    By itself LLVM decides too late that it has to spill vectors, which then cross cache lines: 12 stores of 64 bytes
-    beside 192 dot products took 8 % of the time. On ARM this does not matter: vectors have 16 bytes.
+    LLVM itself decides too late that it has to spill vectors, which then cross cache lines: 12 stores of 64 bytes
+    beside 192 dot products took 8 % of the time. On ARM this does not matter, because vectors have 16 bytes.
     """
 
     def setup_function(self, fndesc: Any) -> None:
         super().setup_function(fndesc)
         if "neon" not in this_lane().features:
-            self.function.attributes.add("nounwind")  # llvmlite does not write the other without one
+            self.function.attributes.add("nounwind")  # llvmlite writes alignstack only beside another attribute
             self.function.attributes.alignstack = 64
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(BaseNativeLowering):
-    """Lower Numba's IR to LLVM's, for a function and all functions that it calls."""
+    """A compiler pass that lowers Numba's IR to LLVM's, for a function and all functions that it calls."""
 
     _name = "localllm_lowering"  # type: ignore[assignment]
     lowering_class = Aligned
@@ -76,7 +78,7 @@ class Lowering(BaseNativeLowering):
             lower = Aligned(context, library, description, function, metadata=state.metadata)
             lower.lower()
         library.finalize()
-        name = object().__sizeof__  # Numba knows a function by a built-in one of its own
+        name = object().__sizeof__  # Numba needs a unique builtin to identify the function by
         context.insert_user_function(name, description, [library])
         state["cr"] = _LowerResult(description, lower.call_helper, cfunc=name, env=lower.env)
         return True
@@ -87,7 +89,7 @@ STAGES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, Reconstru
 
 
 class Pipeline(CompilerBase):
-    """The stages, for njit(pipeline_class=...)."""
+    """The compiler passes in order, for njit(pipeline_class=...)."""
 
     def define_pipelines(self) -> list[PassManager]:
         manager = PassManager("kernel")

@@ -1,4 +1,4 @@
-"""Object files that a platform wheel carries, so that the first start compiles nothing.
+"""Object files that a platform wheel contains, so that the first start compiles nothing.
 
 `scripts/wheels` puts them in localllm/data/kernels: a zip archive for each lane, and lanes.json with the CPU and the
 features that each archive was made for, its SHA-256, and the hash of all sources. An archive serves every CPU that has
@@ -23,30 +23,33 @@ class Archive(TypedDict):
     """An archive's entry in lanes.json."""
 
     cpu: str
-    features: str  # as LLVM writes them: +avx2,+fma
+    features: str  # in LLVM's notation: +avx2,+fma
     sha256: str
 
 
 def source_hash() -> str:
-    """Hash the sources of all kernels; lanes.json has the same hash."""
+    """Return the hash of the sources of all kernels, which lanes.json has, too."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     return key.hexdigest()
 
 
 def serves(made_for: Lane, lane: Lane) -> bool:
-    """Return whether the kernels compiled for one lane are those that another lane needs, and run there."""
+    """Return whether kernels compiled for the lane `made_for` are those that `lane` needs and run on it."""
     return made_for.choices == lane.choices and made_for.features <= lane.features
 
 
 @cache
 def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
-    """Return the archive for a lane. None if there is none, if it is damaged, or if it was made from other sources."""
+    """Return the path of the archive for a lane.
+
+    Return None if there is none, if it is damaged, or if it was made from other sources.
+    """
     try:
-        told = json.loads((folder / "lanes.json").read_bytes())
-        if told["sources"] != source_hash():
+        manifest = json.loads((folder / "lanes.json").read_bytes())
+        if manifest["sources"] != source_hash():
             return None
-        rows: dict[str, Archive] = told["archives"]
+        rows: dict[str, Archive] = manifest["archives"]
         for name, row in rows.items():
             if serves(Lane(row["cpu"], row["features"]), lane):
                 path = folder / name
@@ -57,18 +60,21 @@ def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
 
 
 def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
-    """Return the object files of those kernels that an archive has for a lane, this computer's by default."""
+    """Return, by name, the object files of those kernels that the archive for a lane contains.
+
+    lane: by default this computer's.
+    """
     if (path := archive_of(lane or this_lane(), folder)) is None:
         return {}
     from zipfile import ZipFile  # seldom needed
 
     with ZipFile(path) as archive:
-        there = set(archive.namelist())
-        return {name: archive.read(f"{name}.o") for name in names if f"{name}.o" in there}
+        members = set(archive.namelist())
+        return {name: archive.read(f"{name}.o") for name in names if f"{name}.o" in members}
 
 
 def shipped_names(lane: Lane | None = None, folder: Path = FOLDER) -> frozenset[str]:
-    """Return the names of the kernels that an archive has for a lane, this computer's by default."""
+    """Return the names of all kernels in the archive for a lane, by default this computer's."""
     if (path := archive_of(lane or this_lane(), folder)) is None:
         return frozenset()
     from zipfile import ZipFile  # seldom needed

@@ -1,4 +1,8 @@
-"""CPU kernels: one file per kind, all with the signature in signature.py. This file finds a kernel by its name."""
+"""CPU kernels: one file per operation. This module finds a kernel by its name, and has the constants of their sizes.
+
+All kernels have the signature in signature.py. The folders: matmul/ (products of matrices, routing of experts), amx/
+(products in AMX tiles), attention/, recurrent/, elementwise/ (everything that treats rows one by one).
+"""
 
 from importlib import import_module
 from math import lcm
@@ -12,7 +16,7 @@ from localllm.quant.layouts import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes of register tiles on a lane, (vectors of 16 rows, tokens): integer, then float32 ones.
+    """Return the sizes of register tiles on a lane: (vectors of 16 rows, tokens), for int8 and for float32.
 
     See matmul/tiles.py and matmul/tiles_f32.py.
     """
@@ -22,68 +26,71 @@ def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 class AsWords(NamedTuple):
-    """The conversion of activations to words of 16 bits."""
+    """The conversion of activations to 16-bit numbers for products with weights in BF16 or F16."""
 
     kernel: str
-    multiple: int  # of which columns are
-    run: int  # columns that share something; they are rounded up to whole runs
-    shared: int  # its bytes
+    multiple: int  # the number of columns must be a multiple of this
+    run: int  # columns that share a scale; the number of columns is rounded up to whole runs
+    shared: int  # bytes of a scale
 
     def bytes(self, columns: int) -> int:
-        """Return the bytes of a token."""
+        """Return the bytes of a token with `columns` columns."""
         return -(-columns // self.run) * (2 * self.run + self.shared)
 
 
 def halves(of: Lane) -> dict[str, AsWords]:
-    """Return the kernels by float format that make 16-bit words of activations, for large batches.
+    """Return, by the format of the weights, the conversion of activations to 16-bit numbers for large batches.
 
-    There are none unless the lane has instructions that multiply such words.
+    Only formats for which the lane has instructions that multiply such numbers are included.
     """
     words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
 
 def linear_scratch(columns: int) -> int:
-    """Return bytes that a thread needs for products of blocks."""
+    """Return the bytes of scratch memory that a thread needs for products of `columns` columns."""
     in_words = 2 * columns * MOST_IN_WORDS if this_lane().has_avx2_only else 0
     return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES, in_words)
 
 
-# Formats with int8 kernels: the weights that share a scale.
+# Formats with int8 kernels: the number of weights that share a scale.
 SUB_BLOCK = {name: LAYOUTS[name].sub_block for name in FAMILIES}
-SLAB = 1024  # columns of a tile of weights that are unpacked at a time
+SLAB = 1024  # columns of a tile of rows that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
-ONE_TOKEN_BYTES = 640  # of 256 columns of one token in the order of gemv_k_sub_blocks.py
-# Tokens that meet rows as in decode with AVX2 only (gemv_int16.py). Against tiles, on an idle Zen 3, rows take 0.4 to
-# 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45, most in matrices of 1000 rows.
+ONE_TOKEN_BYTES = 640  # bytes of 256 columns of a token, as gemv_k_sub_blocks.py orders them
+# Most tokens for which rows are read as in decode, with AVX2 only (gemv_int16.py). Compared with tiles, on an idle Zen
+# 3, rows take 0.4 to 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45, most in
+# matrices of 1000 rows.
 MOST_IN_WORDS = 10
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
-TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
-# Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.
+TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the number of tokens up to a multiple of one of these
+# The rows of an expert are rounded up to a multiple of this, so that products do not touch those of the next expert. A
+# single row is not rounded up.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
-CALL_BYTES = 256  # of scratch memory: the arguments of the product that an expert needs
+CALL_BYTES = 256  # of scratch memory, for the arguments of an expert's product
 HALVES = halves(this_lane())
-FLOAT_SLAB = 256  # the same for float weights, as words of 4 bytes
+FLOAT_SLAB = 256  # columns of a slab of float weights, 4 bytes each
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
-ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # of a unit of attention at most, and of a block of keys
-MOST_SPLITS, FEW_TOKENS = 16, 16  # a context is split up to so often, for so many tokens of a sequence at most
-SPLIT_TOKENS = 64  # tokens of a run whose contexts are split at most: so many slots for partial results there are
-# BF16 tiles, on CPUs with AMX (amx/tiles.py): columns of a slab of weights, slabs of 32 rows that are unpacked at once,
-# tokens that meet them then, and a panel of tokens, of which a slab's columns take so many bytes in two planes.
+ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # most rows of a unit of attention; keys of a block
+MOST_SPLITS, FEW_TOKENS = 16, 16  # most parts of a context; most tokens of a sequence for which it is split
+SPLIT_TOKENS = 64  # slots for partial results: most tokens of a run whose contexts are split
+# BF16 tiles, on CPUs with AMX (amx/tiles.py): columns of a slab of weights; slabs, of 32 rows each, that are unpacked
+# together; most tokens that are multiplied with them; tokens of a panel; bytes of a panel's columns of a slab, in two
+# planes.
 TILE_SLAB, TILE_SLABS, TILE_TOKENS, PANEL_TOKENS = 256, 8, 512, 16
 PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
-TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles from
-ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
+TILE_REGISTERS = 8192 + 64  # bytes for emulated tile registers, and for their configuration
+ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # further bytes for attention: registers, a tile, padding of queries
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
-# The products that `bench` compares prefill with (peak_products.py): sums of 64 bytes, as many as registers hold; the
-# memory of a part, for bytes and sums, or for tile registers; products of a round, of bytes and of tiles.
+# For peak_products.py: sums of 64 bytes that fit in registers; bytes of memory per part; products of a round, of bytes
+# and of tiles.
 PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
 PEAK_BYTES = 16384
 PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
-# Tokens from which on a product goes in tiles where there are any, by the format of the weights: where the times of
-# scripts/measure/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; quantized: 24 to 48, here one
-# number).
+# Number of tokens from which products use AMX tiles, by the format of the weights: where the times of
+# scripts/measure/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24
+# and 48, here one number).
 LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
@@ -153,9 +160,9 @@ MODULES = {
 
 
 def kernel(name: str):
-    """Return the kernel of that name; a format follows after a hyphen, as in embed-Q8_0.
+    """Return the kernel of a name, which may end with a format after a hyphen, as in embed-Q8_0.
 
-    Attention has the format of keys, and that of values if it differs, as in attend-Q8_0-Q4_0.
+    Attention has the format of the keys, and that of the values if it differs, as in attend-Q8_0-Q4_0.
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")

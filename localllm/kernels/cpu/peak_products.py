@@ -1,8 +1,10 @@
-"""Multiplies bytes, or tiles in BF16, in registers alone, for `localllm bench` to compare prefill with.
+"""Kernels that multiply as fast as the CPU can: bytes, or BF16 in AMX tiles.
 
-A part does nothing else: no operand is loaded or unpacked, no sum is scaled. Several sums take turns, as many as there
-are registers for, so that none waits for its own last product. Without a dot product of bytes (AVX2), pairs of products
-are added in words of 16 bits, as in tiles of prompts.
+`localllm bench` compares prefill with them.
+
+They do nothing else: no operand is loaded or unpacked, and no sum is scaled. As many sums take turns as there are
+registers for, so that no multiplication waits for the previous one of its sum. On CPUs without a dot product of bytes
+(AVX2), pairs of products are added in 16 bits, as the kernels of prefill do.
 """
 
 from llvmlite import ir
@@ -34,7 +36,7 @@ int64, sums = types.int64, types.UniTuple(i32x16, PEAK_CHAINS)
 
 
 def add_words(builder, accumulator, unsigned, signed):
-    """Add products of bytes below 128, summed in pairs, to sums of 16 bits."""
+    """Multiply bytes below 128 by signed bytes, and add pairs of products to sums of 16 bits."""
     _, parts, name = widest(MULTIPLY_BYTES)
     words = ir.VectorType(I16, 32 // parts)
 
@@ -47,9 +49,10 @@ def add_words(builder, accumulator, unsigned, signed):
 
 @operation(sums, sums, int64, u8x64, u8x64)
 def add_to_all(builder, chains, address, unsigned, signed):
-    """Add a product to each sum, by the instructions that prompts use.
+    """Add a product to each sum, by the instructions that prefill uses.
 
-    Products that are added in words would be computed once, before the loop: there each sum reads bytes of its own.
+    Where sums have 16 bits, the compiler would compute the products only once, before the loop. To prevent that, each
+    sum loads bytes of its own, in every round.
     """
     chains = elements(builder, chains)
     if dot_variant() is not dot_bytes:
@@ -60,6 +63,7 @@ def add_to_all(builder, chains, address, unsigned, signed):
 
 
 def places(builder, address):
+    """Return the addresses of the sums in memory."""
     return [builder.add(address, I64(64 * chain)) for chain in range(PEAK_CHAINS)]
 
 
@@ -76,7 +80,7 @@ def store_sums(builder, chains, address):
 
 @kernel
 def multiply_peak(a, part, parts, thread):
-    """Multiply bytes for some rounds, and keep the sums: a result, so that nothing can be left out."""
+    """Multiply bytes for some rounds. The sums are stored, so that the compiler cannot omit the work."""
     memory = argument(a, PEAK.memory) + part * PEAK_BYTES
     unsigned, signed, chains = load_u8x64(memory), load_u8x64(memory + 64), load_sums(memory + 128)
     for _ in range(argument(a, PEAK.rounds)):
@@ -89,7 +93,7 @@ zero_tiles, multiply_all, store_tile = make_zero(range(8)), make_multiply(2, 2),
 
 @kernel
 def multiply_peak_tiles(a, part, parts, thread):
-    """Multiply tiles of zeros in BF16 for some rounds."""
+    """Multiply AMX tiles of zeros in BF16 for some rounds."""
     registers = argument(a, PEAK.memory) + part * PEAK_BYTES
     configure(registers)
     zero_tiles(registers)

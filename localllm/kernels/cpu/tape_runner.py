@@ -1,19 +1,19 @@
 """The loop in which threads walk a tape together.
 
-A tape is an array of steps. A step's work is cut into parts; threads claim parts one by one, in order, and a thread
-that finds none left continues. Steps are grouped in stages: all parts of a stage are done before a part of the next
-starts. No part waits for a *thread*: a thread that the operating system preempts between parts delays no other, and
-skips the steps that are done when it resumes. (A barrier that counts threads loses half of its speed or more when
-another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does hold up the
-rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time
-(`slice_cycles`), which costs nothing if nobody wants it.
+A tape is an array of steps. A step's work is divided into parts; threads claim parts one by one, in order, and a thread
+that finds none left continues with the next step. Steps are grouped in stages: all parts of a stage are done before a
+part of the next one starts. No part waits for a *thread*: a thread that the operating system preempts between two parts
+delays no other, and skips the steps that are done when it resumes. (A barrier that counts threads loses half of its
+speed or more when another program is busy; so does giving each thread a fixed share.) A thread that is preempted
+*within* a part does delay the others, for a time slice of 3 or 4 ms. Therefore threads yield their processor between
+parts after a shorter time (`slice_cycles`), which costs nothing if no other program wants it.
 
-A step's claim cell, one cache line, packs run number (32 bits, which wrap), parts (16), next part (16): a late thread
-of an earlier run sees a newer number and leaves. It leaves, too, as soon as its run is done, which makes the job's
-number even: Python may change what the tape reads from then on, so a late thread may have taken its number of parts
-from there and must not wait for them.
+A step's claim cell, one cache line, packs the number of the run (32 bits, which wrap), the number of parts (16 bits)
+and the next part (16 bits). A late thread of an earlier run sees a newer number there and leaves. It also leaves when
+the job's number has become even, the end of its run: from then on Python may change the counts that the tape reads, so
+the thread must not wait for parts that it has computed from them.
 
-A run is one call from Python, from the first part to the last: no exception can come between, not Ctrl-C either.
+A run is one call from Python, from the first part to the last. No exception can interrupt it, not even Ctrl-C.
 """
 
 from localllm.kernels.cpu.shared_job import JOB, STEP
@@ -33,33 +33,36 @@ from localllm.kernels.simd import (
 from localllm.system.cpu import LINE
 
 STEP_BYTES = 8 * len(STEP)
-SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us
+SPINS = 2000  # iterations before a waiting thread starts to yield: about 40 us
 IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1 ms
 
 
 @device
 def at(job, place):
-    """Return the address of a word of the job that threads change."""
+    """Return the address of a field of the job that threads change."""
     return job + place * 8
 
 
 @device
 def yield_cpu(job):
+    """Yield the processor to other threads."""
     call_address(argument(job, JOB.offer))
 
 
 @device
 def call(job, function, x, y):
-    """Call a function of the operating system; one with fewer parameters does not see the others.
+    """Call a function of the operating system with arguments x, y, -1, 0.
 
-    Windows' function that waits has two more: the timeout (-1 for ever), and how the mutex is held.
+    A function ignores those that it does not have.
+
+    Windows' wait function takes all four: the last two are the timeout (-1: none) and how the mutex is held.
     """
     call_kernel(argument(job, function), x, y, -1, 0)
 
 
 @device
 def claim(cell, run, parts):
-    """Return the next unclaimed part of a step; -1 if there is none left, -2 if this run is over."""
+    """Claim the next part of a step; return its number, -1 if none is left, or -2 if this run is over."""
     while True:
         packed = atomic_load(cell)
         ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
@@ -78,7 +81,7 @@ def claim(cell, run, parts):
 
 @device
 def wait_for_parts(job, run, parts):
-    """Wait until `parts` parts of this run are done; False if the run is over."""
+    """Wait until `parts` parts of this run are done; return False if the run is over before."""
     spins = 0
     while atomic_load(at(job, JOB.done)) < parts:
         if atomic_load(at(job, JOB.run)) != run:
@@ -93,7 +96,10 @@ def wait_for_parts(job, run, parts):
 
 @device
 def parts_of(step):
-    """Return how many parts a step has in this run; at least 1, since its claim cell has to see every run."""
+    """Return how many parts a step has in this run.
+
+    It is at least 1, because every run has to write its number to the step's claim cell.
+    """
     parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, load_i64(count)), 1)
@@ -102,7 +108,7 @@ def parts_of(step):
 
 @device
 def walk(job, run, thread):
-    """Do a thread's share of run number `run`."""
+    """Compute a thread's share of run number `run`: claim and call parts, step by step."""
     tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
     before_stage, before_step, since = 0, 0, cycles()
     for i in range(steps):
@@ -129,7 +135,7 @@ def walk(job, run, thread):
 
 @device
 def sleep(job, seen):
-    """Sleep, without using the processor, until the run's number is no longer `seen` or the threads have to end."""
+    """Sleep until the number of the run is no longer `seen`, or until threads must end."""
     call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
     atomic_add(at(job, JOB.sleepers), 1)
     while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
@@ -142,7 +148,7 @@ def sleep(job, seen):
 def wake_sleepers(job):
     """Wake sleeping threads after a change of `run` or `stop`.
 
-    A thread that is about to sleep checks once more and sees the change.
+    A thread that is about to sleep checks these fields once more, and sees the change.
     """
     if atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
@@ -152,9 +158,7 @@ def wake_sleepers(job):
 
 @kernel
 def run(job, stop, _, __):
-    """Do the next run, as thread 0, and return when it is done.
-
-    If `stop` is 1, tell the others to end instead.
+    """Start the next run, take part as thread 0, and return when it is done; or, if `stop` is 1, end the other threads.
 
     Several callers take turns.
     """
@@ -174,7 +178,10 @@ def run(job, stop, _, __):
 
 @kernel
 def work(job, thread, _, __):
-    """Take part in every run until the job stops; sleep when there was none for a while."""
+    """Take part in every run as thread number `thread` until the job stops.
+
+    Sleep when there has been no run for a while.
+    """
     idle, last = 0, 0
     while atomic_load(at(job, JOB.stop)) == 0:
         number = atomic_load(at(job, JOB.run))
