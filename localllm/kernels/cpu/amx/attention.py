@@ -1,9 +1,9 @@
-"""The two products of attention for many rows in BF16 tiles, see cpu/attention/many.py.
+"""The two products of attention for many rows, queries times keys and weights times values, in AMX tiles.
 
-All numbers are in two planes. Scores become exponents, for which the error of one plane would be too large: with scores
-of 10, weights would be wrong by a percent. Queries and weights are left operands. Keys and values, the right ones, are
-packed once for the rows of a unit: keys are transposed, values only grouped in pairs of tokens. Rows, keys and
-dimensions are processed by 32 each; what is computed beyond their ends is not used.
+See cpu/attention/many.py for what they compute. All numbers are in two planes of BF16: scores become exponents, and
+with one plane, scores of 10 would make weights wrong by a percent. Queries and weights are left operands. Keys and
+values, the right operands, are packed once for all rows of a unit: keys are transposed, values are grouped in pairs of
+tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
 """
 
 from localllm.kernels.arguments import ATTEND
@@ -31,15 +31,18 @@ from localllm.kernels.simd import (
     zero_f32x16,
 )
 
-STRIDE = KEYS * 4  # of a row of scores
+STRIDE = KEYS * 4  # bytes from one row of scores to the next
 four, two = make_products(2, 2, True), make_products(2, 1, True)
 zero, load_left, load_right = make_zero((0, 1, 2, 3)), make_load((0, 1)), make_load((2, 3))
-store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the first right operand, and of the second
+store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums with the first right operand, and with the second
 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled, as left operands: [rows / 16][plane][dimensions / 32][16 rows][32]."""
+    """Load the unit's rows of q, scaled, as left operands.
+
+    Layout: [rows / 16][plane][dimensions / 32][16 rows][32].
+    """
     head_dim, scale = argument(a, ATTEND.key_dim), splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
@@ -74,7 +77,7 @@ def make_pack_keys(load):
 
 
 def make_pack_values(load):
-    """Make a function that packs values, which are multiplied with the weights of 64 keys.
+    """Make a function that packs the values of 64 keys as right operands.
 
     Layout: [dimensions / 16][plane][2][16 pairs of keys][16][2].
     """
@@ -96,7 +99,10 @@ def make_pack_values(load):
 
 @device
 def pack_weights(weights, rows, count):
-    """Pack rows of 64 weights, `count` of them, in place as left operands: [plane][64]."""
+    """Pack rows of weights in place as left operands: [rows][plane][64].
+
+    The weights after the first `count` become zero.
+    """
     count = (count + 15) // 16 * 16
     for r in range(rows):
         row = weights + r * STRIDE
@@ -107,12 +113,15 @@ def pack_weights(weights, rows, count):
 
 
 def make_many(load_key, load_value):
-    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
+    """Make the functions `scores` and `add_values` for one type of keys and one of values.
+
+    load_key, load_value: load 16 dimensions of a head, see cache_formats.py.
+    """
     pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """Compute the scores, f32 [rows][KEYS]. Reads up to 15 keys beyond `count`."""
+        """Compute the scores, f32 [rows][KEYS]. Up to 15 keys beyond `count` are read, too."""
         registers, turned, low = tiles - TILE_REGISTERS, tiles - TILE_REGISTERS - 2 * TILE, (padded + 31) // 32 * TILE
         pack_keys(keys, count, token_bytes, padded, turned, tiles)
         for i in range(0, count, 32):
@@ -125,7 +134,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
+        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]."""
         registers, apart, steps = tiles - TILE_REGISTERS, 16 * padded * 4, (count + 31) // 32
         pack_weights(weights, rows, count)
         pack_values(values, count, token_bytes, padded, tiles)
@@ -146,12 +155,13 @@ def make_many(load_key, load_value):
 
 @device
 def start(tiles):
-    """Configure the tile registers; without AMX, their emulation lies just before `tiles`."""
+    """Configure the tile registers. Without AMX, their emulation is in memory just before `tiles`."""
     configure(tiles - TILE_REGISTERS)
 
 
 @device
 def finish():
+    """Release the tile registers."""
     release()
 
 
@@ -159,5 +169,8 @@ IN_TILES = ManyRows(make_many, load_queries, start, finish, ATTEND_TILES)
 
 
 def make(format_name):
-    """Make the kernel for one storage type, or for that of keys and that of values."""
+    """Make the attention kernel.
+
+    format_name: the cache type of keys and values, or both types, as in Q8_0-Q4_0.
+    """
     return attention.make(format_name, IN_TILES)

@@ -1,7 +1,4 @@
-"""The experts' matrix products, in BF16 tiles.
-
-Each expert's panels begin where amx/pack.py put them.
-"""
+"""Products of the experts' matrices in AMX tiles. The panels of each expert's rows begin where amx/pack.py put them."""
 
 from localllm.kernels.arguments import (
     EXPERT,
@@ -17,18 +14,18 @@ from localllm.kernels.cpu.signature import argument, device
 from localllm.kernels.simd import load_i64, store_i64
 
 
-def make_finish(product, own):
-    """Make a function that computes the other arguments that change from expert to expert.
+def make_finish(product, declaration):
+    """Make a function that sets the arguments of an expert's product that depend on the expert.
 
-    These are its panels, and whether the run is small enough for both planes.
+    Those are the address of its panels, and whether the run has few enough tokens for both planes.
     """
 
     @device
     def finish(a, call, expert, memory):
-        number = (expert - argument(a, own.active)) // EXPERT_BYTES
+        number = (expert - argument(a, declaration.active)) // EXPERT_BYTES
         panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
-        put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
-        is_exact = load_i64(argument(a, own.run_count)) <= load_i64(argument(a, own.most_exact))
+        put(call, product.panels, argument(a, declaration.panels) + panel * PANEL_BYTES)
+        is_exact = load_i64(argument(a, declaration.run_count)) <= load_i64(argument(a, declaration.most_exact))
         store_i64(memory, ANY_NUMBER if is_exact else 0)
         put(call, product.most_exact, memory)
 
@@ -36,7 +33,7 @@ def make_finish(product, own):
 
 
 def __getattr__(name):
-    """Return the two kernels, each compiled on demand."""
+    """Make one of the two kernels when it is first requested."""
     if name == "experts_tiles_quantized":
         finish = make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED)
         return make_experts(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True, finish)

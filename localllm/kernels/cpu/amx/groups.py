@@ -1,7 +1,7 @@
-"""Converts weights of the formats of group_format.py to BF16 tiles, with their scales.
+"""Unpacks weights of the formats in group_format.py to a slab of BF16 tiles, multiplied with their scales.
 
-Each of a group's four vectors of codes holds eight weights of each of its eight runs of 32. For two runs, 16 codes of
-each vector become 16 floats; these 64 numbers in BF16 are two rows of tiles.
+A group has four vectors of codes, each with 8 weights ("an octet") of each of its 8 runs of 32. Two runs are processed
+together: 16 codes of each vector become 16 floats. These 64 numbers, in BF16, are a row in each of two tiles.
 """
 
 from llvmlite import ir
@@ -32,19 +32,24 @@ int64 = types.int64
 
 
 def spread(builder, values, run, octet):
-    """Return the scales of weights 8 * octet to 8 * octet + 7 of two runs."""
-    each = values.type.count // 8 if values.type.count > 2 else 1  # of a run
-    return shuffled(builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)])
+    """Spread the scales of octet `octet` of runs `run` and run + 1 over 16 lanes, 8 weights each."""
+    per_run = values.type.count // 8 if values.type.count > 2 else 1  # of a run
+    return shuffled(builder, values, values, [(run + i) * per_run + octet * per_run // 4 for i in (0, 1) for _ in range(8)])
 
 
 def sixteen(builder, codes, run, octet):
-    """Return the codes of the same weights, as floats."""
+    """Convert the codes of octet `octet` of runs `run` and run + 1 to 16 floats."""
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
     return builder.uitofp(slice_of(builder, vector, first, first + 16), f32x16.llvm)
 
 
 def store_runs(builder, octets, place, low):
-    """Store two runs, four vectors of eight numbers each, to their rows, also in the low plane if `low`."""
+    """Store two runs in BF16 at `place`, each as a row of a tile.
+
+    low: whether to store their rounding errors in the low plane, too.
+
+    octets: four vectors with 8 numbers of each run.
+    """
     pairs = [narrow_pair(builder, *octets[i : i + 2]) for i in (0, 2)]
     parts = [(pairs, place)]
     if low:
@@ -58,7 +63,10 @@ def store_runs(builder, octets, place, low):
 
 
 def make_store(format, vectors, scales_type, low):
-    """Return an intrinsic (codes, scales, minimums or scales, place) that makes rows of tiles of all runs."""
+    """Return an intrinsic (codes, scales, minimums, place) that stores a group or a chunk as rows of tiles.
+
+    vectors: 4 for a group, 1 for a chunk. A format without minimums gets its scales twice.
+    """
     runs = 8 if vectors == 4 else 2
 
     @operation(None, types.UniTuple(u8x64, vectors), scales_type, scales_type, int64)
@@ -77,7 +85,7 @@ def make_store(format, vectors, scales_type, low):
 
 
 def make_group(format, low):
-    """Make a function (address of 256 weights, place) that stores a group as tiles."""
+    """Make a function (address of a group, place) that stores its 256 weights as rows of tiles."""
     codes, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     store = make_store(format, 4, f32x8 if format.sub_block == 32 else f32x16, low)
 
@@ -89,14 +97,14 @@ def make_group(format, low):
 
 
 def make_chunk(format, low):
-    """Make the function (address of 64 weights, place) that stores a chunk as tiles."""
+    """Make a function (address of a chunk, place) that stores its 64 weights as rows of tiles."""
     codes, scales = format.chunk.codes, format.chunk.scales
     minimums, store = format.chunk.minimums or scales, make_store(format, 1, f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))
 
 
 def make_row(format, low):
-    """Make a function (address, columns, place) for a row's columns of a slab."""
+    """Make a function (address, columns, place) that stores a row's columns of a slab."""
     group, has_chunks, chunk_bytes = make_group(format, low), format.chunk is not None, format.group_bytes // 4
     chunk = make_chunk(format, low) if has_chunks else None
 
@@ -112,7 +120,7 @@ def make_row(format, low):
 
 
 def make(format_name):
-    """Make the kernel for one format."""
+    """Make the kernel that unpacks a slab of one format."""
     format = load_group_format(format_name)
     high, planes, group_bytes = make_row(format, False), make_row(format, True), format.group_bytes
 

@@ -1,14 +1,14 @@
-"""y = W x in BF16 tiles, for weights of any format: prefill on CPUs with AMX.
+"""y = W x in AMX tiles, for weights of any format: prefill on CPUs with AMX.
 
-A slab of 32 rows and up to 256 columns of W is unpacked and multiplied with its scales by the format's own kernel, once
-for all tokens of the run. TILE_SLABS slabs, of as many groups of rows, stay in the L2 cache, 16 KB each (32 in two
-planes), while the panels of tokens for their columns are read one after the other: 16 tokens are 8 KB. Two panels at a
-time stay in the L1 cache until they are multiplied with all these slabs: so tokens are read from the L3 cache once for
-256 rows, not for 32, which took a third of the time (512 tokens, Emerald Rapids). Sums stay in the L2 cache from one
-range of columns to the next, 128 bytes per token and slab; after the last one they are transposed to rows of y.
+A slab of 32 rows and up to 256 columns of W is unpacked and scaled by the format's own kernel, once for all tokens of
+the run. TILE_SLABS slabs, the same columns of consecutive rows, stay in the L2 cache, 16 KB each (32 in two planes),
+while the tokens' panels for these columns are read one after the other: 16 tokens are 8 KB. Two panels at a time stay
+in the L1 cache until they are multiplied with all these slabs. So tokens are read from the L3 cache once for 256 rows,
+not once for 32, which took a third of the time (512 tokens, Emerald Rapids). Sums stay in the L2 cache from one range
+of columns to the next, 128 bytes per token and slab; after the last range they are transposed to rows of y.
 
-Runs of few tokens use the kernel that reads rows as decode does. One kernel serves all formats: the formats' own
-kernels only unpack.
+Runs of few tokens use the kernel that reads rows as decode does. This kernel is the same for all formats: only
+unpacking differs.
 """
 
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
@@ -39,9 +39,9 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 @device
 def places(scratch):
-    """Return the addresses of a thread's buffers.
+    """Return the addresses of a thread's buffers in scratch memory.
 
-    They hold weights, sums, a transposed tile, UNPACK's arguments, a row, and registers.
+    In order: slabs of weights, sums, a transposed tile, the arguments of UNPACK, one row, tile registers.
     """
     sums = scratch + TILE_SLABS * SLAB_BYTES
     turned = sums + TILE_SLABS * SUMS_BYTES
@@ -49,7 +49,10 @@ def places(scratch):
 
 
 def make_multiply(panels, exact):
-    """Make a function that multiplies a slab with `panels` panels of tokens, and adds to their sums."""
+    """Make a function that multiplies a slab with `panels` panels (1 or 2) of tokens, and adds to their sums.
+
+    exact: in both planes.
+    """
     numbers = (0, 1, 2, 3)[: 2 * panels]
     zero, load, store = make_zero(numbers), make_load(numbers), make_store(numbers)
     products = make_products(2, panels, exact)
@@ -72,7 +75,7 @@ one_exact, two_exact = make_multiply(1, True), make_multiply(2, True)
 
 @device
 def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
-    """Multiply a slab with one panel or two."""
+    """Multiply a slab with one or two panels of tokens, and add to their sums; exact: in both planes."""
     steps = (columns + 31) // 32
     if panels == 1:
         if exact:
@@ -86,13 +89,14 @@ def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
 
 
 @device
-def ask_for(address, size):
+def prefetch_range(address, size):
+    """Prefetch `size` bytes into the L2 cache."""
     for line in range(0, size, 64):
         prefetch_l2(address + line)
 
 
 def make_unpack(product):
-    """Make a function that unpacks a slab of weights."""
+    """Make a function that unpacks a slab of weights by the kernel in the argument `unpack`."""
 
     @device
     def unpack(a, row, column, width, exact, weights, scratch):
@@ -112,9 +116,9 @@ def make_unpack(product):
 
 
 def make_fetch(product):
-    """Make a function that prefetches a share of the next slabs' weights between the panels of the current ones.
+    """Make a function that prefetches a share of the next slabs' weights. It is called once for every two panels.
 
-    The weights are parts of many rows, which no hardware prefetcher predicts.
+    These weights are pieces of many rows, which no hardware prefetcher predicts.
     """
 
     @device
@@ -126,13 +130,13 @@ def make_fetch(product):
         first, size = next_column * row_bytes // columns, min(TILE_SLAB, columns - next_column) * row_bytes // columns
         end = min(next_row + rows * (panel + 2) // panels, next_row + rows, argument(a, product.rows))
         for r in range(next_row + rows * panel // panels, end):
-            ask_for(argument(a, product.weights) + r * row_bytes + first, size)
+            prefetch_range(argument(a, product.weights) + r * row_bytes + first, size)
 
     return fetch
 
 
 def make_finish(product):
-    """Make a function that writes the sums of some tokens to y, from token `first` on."""
+    """Make a function that writes the sums of `tokens` tokens, from number `first` on, to y."""
 
     @device
     def finish(a, row, first, tokens, sums, turned):
@@ -148,9 +152,9 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """Make a function that multiplies the rows of some slabs, from `row` on, with at most TILE_TOKENS tokens.
+    """Make a function that multiplies some slabs of rows with at most TILE_TOKENS tokens, over all columns.
 
-    Its argument `first` is the first of these tokens.
+    Its parameters: row: the first row; slabs: of 32 rows each; first, tokens: which tokens.
     """
     unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
 
@@ -177,7 +181,7 @@ def make_tile(product):
 
 
 def make_linear(product):
-    """Make the kernel for a product whose declaration is `product`."""
+    """Make the kernel; product: the declaration of its arguments."""
     tile = make_tile(product)
 
     @kernel
@@ -201,7 +205,7 @@ def make_linear(product):
 
 
 def __getattr__(name):
-    """Return the two kernels, each compiled when it is asked for."""
+    """Make one of the two kernels when it is first requested."""
     if name not in ("linear_tiles_quantized", "linear_tiles_float"):
         raise AttributeError(name)
     return make_linear(LINEAR_TILES_QUANTIZED if name == "linear_tiles_quantized" else LINEAR_TILES_FLOAT)

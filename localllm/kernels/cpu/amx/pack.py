@@ -1,9 +1,11 @@
-"""Activations as right operands of tile products: packed once for all matrices that they are multiplied with.
+"""Packs activations as right operands of AMX products, once for all matrices that they are multiplied with.
 
-A panel is 16 tokens: [column / TILE_SLAB][panel][high and low plane][32 columns][16 pairs of columns][16 tokens][2]. So
-the activations for a slab of weights are contiguous. Missing tokens are copies of the last one, missing columns are
-zeros. With experts, whose rows may begin at any row, the i-th expert with rows begins at panel i + first row // 16,
-which leaves every expert as many panels as it needs.
+A panel is 16 tokens. The activations for a slab's columns are contiguous:
+
+    [columns / TILE_SLAB][panel][plane, high and low][32 columns][16 pairs of columns][16 tokens][2]
+
+Missing tokens are copies of the last one, missing columns are zero. With experts, the rows of an expert may begin at
+any row: the i-th expert that has rows begins at panel i + first row // 16, which leaves each expert enough panels.
 """
 
 from localllm.kernels.arguments import EXPERT, PACK
@@ -19,7 +21,7 @@ EXPERT_BYTES = 8 * len(EXPERT)
 
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
-    """Pack rows `first` to first + 15, of which `count` exist, as panel number `panel`."""
+    """Pack 16 rows from number `first` on as panel number `panel`. The first `count` of them exist."""
     columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):
@@ -37,7 +39,10 @@ def pack_panel(a, first, count, panel, exact, scratch):
 
 @device
 def pack_rows(a, first, count, panel, part, parts, exact, scratch):
-    """Pack a part's share of the panels of `count` rows."""
+    """Pack a part's share of `count` rows, from number `first` on.
+
+    panel: number of their first panel; fewer than `least` rows are not packed.
+    """
     panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS if count >= argument(a, PACK.least) else 0
     for i in range(panels * part // parts, panels * (part + 1) // parts):
         at = i * PANEL_TOKENS
@@ -46,7 +51,7 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 
 @kernel
 def pack(a, part, parts, thread):
-    """Pack all tokens, or the rows of all experts, as panels."""
+    """Pack all tokens, or the rows of all experts, as panels; the parts share the panels, or the experts."""
     tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
     exact = tokens <= load_i64(argument(a, PACK.most_exact))

@@ -1,4 +1,4 @@
-"""Converts weights to BF16 tiles: of float formats and, by way of float32, of blocks of any format."""
+"""Unpacks weights to a slab of BF16 tiles: float formats, and, via float32, blocks of any format."""
 
 from localllm.kernels.arguments import UNPACK
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS
@@ -10,14 +10,14 @@ from localllm.kernels.simd import load_f32x16, load_lanes_f32x16
 
 @device
 def two(row, k, columns):
-    """Return numbers k to k + 31 of a row, zeros after its end."""
+    """Load numbers k to k + 31 of a float32 row as two f32x16, with zeros after its end."""
     if k + 32 <= columns:
         return load_f32x16(row + k * 4), load_f32x16(row + k * 4 + 64)
     return load_lanes_f32x16(row + k * 4, columns - k), load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)
 
 
 def make(format_name):
-    """Make the kernel for one format."""
+    """Make the kernel that unpacks a slab of one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     block, block_bytes = block_of(format_name)
 

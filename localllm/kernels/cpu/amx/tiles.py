@@ -1,20 +1,20 @@
-"""Tile registers of CPUs with AMX, and the products in BF16 that they are for.
+"""AMX tile registers and their BF16 products.
 
-There are eight tiles of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats the product of 16 rows of 32
-numbers in BF16 with 32 rows of 16, which are stored as pairs: [16 pairs][16][2]. Here tile i + 2 * j (0 to 3) holds the
-sums of left operand i, in tile 4 + i, and right operand j, in tile 6 + j. So every operand that is loaded is used
-twice.
+There are eight registers of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats, a tile of sums, the product of
 
-Weights are left operands, rows as they are. Tokens are right operands, packed once for all matrices that they are
-multiplied with.
+    left operand, 16 rows of 32 numbers     and     right operand, 32 rows of 16 numbers, stored as [16 pairs][16][2]
 
-A number in BF16 has 8 bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean square).
-Where more precision is needed, numbers have two planes, the second of which holds the rounding error of the first, and
-three of the four products are added: an error of 1.4e-11 for three times the work.
+Registers here: i + 2 * j (0 to 3) holds the sums of left operand i, in register 4 + i, and right operand j, in register
+6 + j. So every operand that is loaded is used twice. Weights are left operands, rows as they are. Tokens are right
+operands, packed once for all matrices that they are multiplied with.
 
-Elsewhere the same functions work on `registers`, 8 KB of memory, where they compute what the instructions do, except
-for subnormal numbers, which the instructions treat as zero. The emulation is slow, and used for tests only.
-Instructions and numbers: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS, LDTILECFG.
+A number in BF16 has 8 significant bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean
+square). Where more precision is needed, numbers have two planes, the second of which is the rounding error of the
+first, and three of the four products of planes are added: an error of 1.4e-11 for three times the work.
+
+Without AMX, the same functions emulate the instructions in `registers`, 8 KB of memory; the emulation keeps subnormal
+numbers, which the instructions treat as zero. It is slow, and used for tests only. Source of instructions and numbers:
+Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS, LDTILECFG.
 """
 
 from itertools import product
@@ -47,31 +47,33 @@ from localllm.kernels.simd.half import constant_like, narrow_bf16, widen_bf16
 
 HAS_TILES = this_lane().has_tiles
 TILE = 1024  # bytes
-LEFT, RIGHT = 4, 6  # the first tiles of operands
+LEFT, RIGHT = 4, 6  # the first registers of operands
 int64 = types.int64
 
 
 def tile_call(builder, name, *arguments):
-    """Call an instruction on tile registers, which are named by constants."""
+    """Emit an instruction on tile registers; arguments: numbers of registers, which are constants, and addresses."""
     llvm_call(builder, f"llvm.x86.{name}", ir.VoidType(), list(arguments))
 
 
 def pointer(builder, address):
+    """Convert an address to a pointer."""
     return builder.inttoptr(address, I8.as_pointer())
 
 
 @operation(None, int64)
 def load_configuration(builder, address):
+    """Load the configuration of the tile registers from 64 bytes at an address."""
     if HAS_TILES:
         tile_call(builder, "ldtilecfg", pointer(builder, address))
 
 
 @device
 def configure(registers):
-    """Make all tiles 16 rows of 64 bytes.
+    """Configure all tile registers as 16 rows of 64 bytes.
 
-    registers: TILE_REGISTERS bytes, the last 64 of which hold the configuration. The tiles are released in the same
-    part of a step, so that no thread waits with tiles in use, which the system would have to save.
+    registers: TILE_REGISTERS bytes; the last 64 hold the configuration. The caller releases the registers within the
+    same part of a step, because the operating system has to save registers in use when a thread waits.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -85,13 +87,13 @@ def configure(registers):
 
 @operation(None)
 def release(builder):
-    """Release the tiles."""
+    """Release the tile registers."""
     if HAS_TILES:
         tile_call(builder, "tilerelease")
 
 
 def make_zero(numbers):
-    """Make a function (registers) that clears these tiles."""
+    """Make a function (registers) that sets the tile registers `numbers` to zero."""
     if HAS_TILES:
 
         @operation(None, int64)
@@ -111,7 +113,10 @@ def make_zero(numbers):
 
 
 def make_load(numbers):
-    """Make a function (registers, address, bytes between tiles, bytes between rows) that loads tiles."""
+    """Make a function that loads the tile registers `numbers`.
+
+    Its parameters: registers, address, bytes from tile to tile, bytes from row to row.
+    """
     if HAS_TILES:
         return make_move("tileloadd64", numbers)
 
@@ -126,7 +131,7 @@ def make_load(numbers):
 
 
 def make_store(numbers):
-    """Make a function that stores tiles."""
+    """Make a function that stores the tile registers `numbers`, with the parameters of make_load's."""
     if HAS_TILES:
         return make_move("tilestored64", numbers)
 
@@ -141,6 +146,8 @@ def make_store(numbers):
 
 
 def make_move(name, numbers):
+    """Make the intrinsic that loads or stores tile registers; name: LLVM's name of the instruction."""
+
     @operation(None, int64, int64, int64, int64)
     def move(builder, registers, address, apart, stride):
         for number in numbers:
@@ -151,7 +158,10 @@ def make_move(name, numbers):
 
 
 def make_multiply(left, right):
-    """Make a function (registers) that adds the products of left and right operands to the sums."""
+    """Make a function (registers) that adds the products of all left with all right operands to their sums.
+
+    left, right: the numbers of operands, 1 or 2.
+    """
     if HAS_TILES:
 
         @operation(None, int64)
@@ -173,28 +183,29 @@ def make_multiply(left, right):
 
 @operation(f32x16, int64)
 def first_of_pair(builder, address):
-    """Return the BF16 number at an address in every lane."""
+    """Load the BF16 number at an address, as float32 in every lane."""
     return splat_value(builder, f32x16.llvm, widen_bf16(builder, load_value(builder, address, I16)))
 
 
 @operation(f32x16, f32x16)
 def firsts(builder, pairs):
-    """Return the first BF16 number of each lane."""
+    """Return the first BF16 number of each pair in a vector of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(I32, 16))
     return builder.bitcast(builder.shl(bits, constant_like(bits, 16)), f32x16.llvm)
 
 
 @operation(f32x16, f32x16)
 def seconds(builder, pairs):
+    """Return the second BF16 number of each pair in a vector of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(I32, 16))
     return builder.bitcast(builder.and_(bits, constant_like(bits, 0xFFFF0000)), f32x16.llvm)
 
 
 @device
 def emulated_product(c, x, y):
-    """Emulate c f32 [16][16] += x bf16 [16][16][2] times y bf16 [16][16][2].
+    """Emulate the product of two tiles: c f32 [16][16] += x bf16 [16][16 pairs][2] times y bf16 [16 pairs][16][2].
 
-    The first and the second numbers of pairs are added separately.
+    As in the instruction, first and second numbers of pairs have separate sums, which are added in the end.
     """
     for row in range(16):
         even, odd = zero_f32x16(), zero_f32x16()
@@ -206,11 +217,11 @@ def emulated_product(c, x, y):
 
 
 def make_products(left, right, exact):
-    """Make a function that adds products over `steps` times 32 columns to the sums.
+    """Make a function that adds the products over `steps` times 32 columns to the sums.
 
-    Left operands: `x` is the address of the first tile; the next tile is `x_apart` bytes later; rows are `x_stride` and
-    columns `x_step` bytes apart; the low plane is `x_low` bytes after the high one. Right operands: likewise, but with
-    contiguous tiles.
+    Its parameters, for left operands at x: x_apart bytes from one operand to the next, x_stride from row to row, x_step
+    from 32 columns to the next 32, x_low from the high plane to the low one. For right operands at y the same, but
+    their tiles are contiguous. exact: whether both planes are multiplied.
     """
     load_left, load_right = make_load((LEFT, LEFT + 1)[:left]), make_load((RIGHT, RIGHT + 1)[:right])
     multiply = make_multiply(left, right)
@@ -238,21 +249,24 @@ PAIR = ir.VectorType(I16, 32)
 
 
 def narrow_pair(builder, x, y):
-    """Return the numbers of x, then those of y, in BF16: i16x32."""
+    """Convert the numbers of x, then those of y, to BF16: i16x32."""
     if "avx512bf16" in this_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
         return builder.bitcast(llvm_call(builder, name, result, [y, x]), PAIR)
     return shuffled(builder, narrow_bf16(builder, x), narrow_bf16(builder, y), [*range(32)])
 
 
-def left_over(builder, pair, x, y):
-    """Compute the remainders of x and y after rounding to BF16, in BF16."""
-    halves = (widen_bf16(builder, slice_of(builder, pair, 16 * i, 16 * i + 16)) for i in (0, 1))
+def left_over(builder, rounded_pair, x, y):
+    """Compute the rounding errors of x and y, in BF16; pair: x and y in BF16."""
+    halves = (widen_bf16(builder, slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
 
 def make_store_pair(has_low, order):
-    """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, in this order."""
+    """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16.
+
+    has_low: whether the low plane is stored, too; order: the order of the 32 numbers.
+    """
 
     @operation(None, int64, int64, f32x16, f32x16)
     def store_pair(builder, address, low, x, y):

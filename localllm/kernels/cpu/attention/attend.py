@@ -1,14 +1,13 @@
-"""Attention over the KV cache in blocks: softmax(q k^T * scale) v with only a block of scores in memory at a time.
+"""Attention over the KV cache: softmax(q k^T * scale) v, with the scores of one block of keys in memory at a time.
 
-The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit of
-work (plan.py) is one key-value head and up to 96 such rows of one sequence. It passes over the keys in blocks: scores,
-then the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), then the values. `merge`
-puts the parts of split contexts together (as Flash-Decoding does). Memory is linear in the length.
+A unit of work (plan.py) passes over its keys block by block: scores, then the running maximum and sum of each row
+(online softmax, Milakov and Gimelshein 2018), then the values. `merge` combines the parts of split contexts
+(Flash-Decoding). Memory is linear in the length of the context.
 
-Powers are of 2, for which the scores are scaled by log2(e). A row's sum stays in 16 lanes until the end.
+Exponentials are powers of 2, for which scores are multiplied by log2(e). A row's sum stays in 16 lanes until the end.
 
-Keys and values lie in pages (see cache_formats.py for a token's head). A block of keys is a page, so that the result is
-the same wherever the pages are; longer blocks where pages follow each other were not faster.
+Keys and values lie in pages (cache_formats.py has the bytes of a head). A block of keys is a page, so the result is the
+same wherever the pages are; longer blocks where pages are adjacent were not faster.
 """
 
 import math
@@ -57,22 +56,23 @@ LOWEST = float32(-1e30)
 
 @device
 def fill(address, count, value):
-    """Fill `count` floats, a multiple of 16."""
+    """Set `count` floats, a multiple of 16, to a value."""
     for i in range(0, count, 16):
         store_f32x16(address + i * 4, splat_f32x16(value))
 
 
 @device
 def padded(numbers):
-    """Round up to 16."""
+    """Round up to a multiple of 16."""
     return (numbers + 15) // 16 * 16
 
 
 @device
 def places(scratch, key_dim, value_dim, more):
-    """Return the addresses of a unit's q, tiles of keys and values, scores, output, and row states.
+    """Return the addresses of a unit's buffers in scratch memory.
 
-    more: bytes that the products of many rows need in front of the tiles.
+    In order: q, keys and values of a block as the products need them ("tiles"), scores, output, and the states of rows.
+    more: bytes before the tiles that the products of many rows need.
     """
     tiles = scratch + ATTEND_ROWS * key_dim * 4 + more
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
@@ -82,13 +82,16 @@ def places(scratch, key_dim, value_dim, more):
 
 @device
 def row_at(first_token, stride, row, group, kv_head, head_dim):
-    """Return the offset of a row in q or in the output: its head's numbers."""
+    """Return the address of a row's head in q or in the output.
+
+    first_token: address of the first token; stride: bytes from token to token.
+    """
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
 @device
 def start_rows(rows, value_dim, output, states):
-    """Reset the sums."""
+    """Reset the output and the states of `rows` rows: sums of 0, maxima of LOWEST."""
     fill(output, (rows + TILE - 1) // TILE * TILE * value_dim, float32(0.0))
     for r in range(rows):
         fill(states + r * 128, 16, float32(0.0))
@@ -97,14 +100,14 @@ def start_rows(rows, value_dim, output, states):
 
 @device
 def bits_of(a, token, kv_head):
-    """Return the address of the bits of a token's selected keys."""
+    """Return the address of the bits that say which keys are selected for a token and a key-value head."""
     of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
     return of_token + kv_head * argument(a, ATTEND.choice_stride)
 
 
 @device
 def sees_none(a, token, kv_head):
-    """Return whether keys are selected for a token, and none of them was."""
+    """Return whether selection is on but selected no key for a token. That happens if scores are NaN."""
     if argument(a, ATTEND.chosen) == 0:
         return False
     bits, position = bits_of(a, token, kv_head), load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -116,9 +119,9 @@ def sees_none(a, token, kv_head):
 
 @device
 def start_with_sinks(a, first, rows, group, kv_head, states):
-    """Reset the sums to the heads' sinks, whose values are zeros.
+    """Reset the states of rows to the heads' sinks: the score of an extra key whose value is zero.
 
-    A token for which no key was selected gets NaN.
+    A token for which no key was selected gets NaN as its sum.
     """
     for r in range(rows):
         sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
@@ -128,14 +131,20 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
 
 @device
 def query_scale(a):
-    """Compute the factor of q k: with a softcap scale / softcap, else scale * log2(e) for scores as exponents of 2."""
+    """Compute the factor of q k^T.
+
+    With a softcap it is scale / softcap, otherwise scale * log2(e), so that scores are exponents of 2.
+    """
     softcap = argument_f32(a, ATTEND.softcap)
     return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled and padded with zeros, in the layout of the products."""
+    """Load the unit's rows of q, scaled and padded with zeros.
+
+    Layout: [rows][padded] for few rows, [rows / TILE][padded][TILE] for many.
+    """
     head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
     tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
     fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
@@ -148,7 +157,10 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 @device
 def is_chosen(a, first, rows, group, kv_head, key, count):
-    """Return whether one of the tokens of some rows sees one of some keys."""
+    """Return whether any of the tokens of `rows` rows sees any of `count` keys from number `key` on.
+
+    Only selection and `period` are considered, not windows.
+    """
     period = argument(a, ATTEND.period)
     if (key + count) // period == key // period:
         return False
@@ -164,7 +176,10 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
 
 @device
 def write_row(a, row, group, kv_head, output, total, top):
-    """Normalize a finished row into the output; `top`: the logarithm to base 2 of its maximum."""
+    """Divide a finished row by its sum of weights, and write it to y.
+
+    total: the sum in 16 lanes; top: the row's maximum, a logarithm to base 2.
+    """
     weight, head_dim = sum_f32x16(total), argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
     if argument(a, ATTEND.logs) == 1:
@@ -178,7 +193,7 @@ def write_row(a, row, group, kv_head, output, total, top):
 
 @device
 def partial_at(a, slot, head, split, value_dim):
-    """Return the offset of the partial result of a token's head: its state, then the padded head."""
+    """Return the address of the partial result of a token's head: its state, f32 [32], then the padded head."""
     place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
     return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
 
@@ -191,7 +206,7 @@ def split_of(a, token, field):
 
 @device
 def write_partial(a, row, group, kv_head, split, value_dim, output, state):
-    """Keep a row's unnormalized result for `merge`."""
+    """Store a row's unnormalized result and its state for `merge`."""
     slot, head = split_of(a, row // group, SPLIT.slot), kv_head * group + row % group
     target = partial_at(a, slot, head, split, value_dim)
     for i in range(0, 32, 16):
@@ -202,7 +217,10 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 
 @device
 def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, stride, states, output, value_dim):
-    """Update all rows with `count` scores from position `start`; keys before `lowest` are hidden."""
+    """Turn `count` scores of each row into weights, and update the row's state and output.
+
+    start: position of the first key; keys before `lowest` are hidden; stride: bytes from one row of scores to the next.
+    """
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
     ahead, biases, reach = argument(a, ATTEND.lookahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
@@ -229,34 +247,37 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 
 @device
 def place_of(table, key):
-    """Return the cache slot of a key."""
+    """Return the cache slot of the key at a position; table: address of the page table."""
     return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
 class ManyRows(NamedTuple):
-    """The products of many rows: here, or in tiles (amx/attention.py)."""
+    """The products of attention for many rows: by float32 register tiles, or in AMX tiles (amx/attention.py)."""
 
     make: Callable  # (load_key, load_value) -> (scores, add_values)
     load_queries: Callable
-    start: Callable  # a function (address of the tiles) that comes first
-    finish: Callable  # a function () that comes last
-    more: int  # see `places`
+    start: Callable  # (address of the tiles), called before the first unit
+    finish: Callable  # (), called after the last unit
+    more: int  # bytes, see `places`
 
 
 IN_FLOAT32 = ManyRows(attention_many.make_many, load_queries, device(lambda tiles: None), device(lambda: None), 0)
 
 
 def make_unit(load_key, load_value, many):
-    """Make the device function for one unit of work."""
+    """Make the function that computes one unit of work.
+
+    load_key, load_value: load 16 dimensions of a head, see cache_formats.py; many: the products for many rows.
+    """
     few_scores, add_few_values = attention_few.make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
     load_many_queries, more = many.load_queries, many.more
 
     @device
     def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim):
-        """Attend with rows `first` to first + rows to the keys at positions begin to end.
+        """Compute the attention of rows `first` to first + rows over the keys at positions begin to end.
 
-        split: number of the part, if the range of keys is split.
+        split: the number of the part, if the context is split.
         """
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
@@ -293,7 +314,10 @@ def make_unit(load_key, load_value, many):
 
 
 def make(format_name, many=IN_FLOAT32):
-    """Make the kernel for one storage type, or for that of keys and that of values."""
+    """Make the attention kernel.
+
+    format_name: the cache type of keys and values, or both types, as in Q8_0-Q4_0; many: the products for many rows.
+    """
     of_keys, _, of_values = format_name.partition("-")
     (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
@@ -326,7 +350,7 @@ def make(format_name, many=IN_FLOAT32):
 
 @device
 def merge_head(a, token, head, group, value_dim, output):
-    """Merge the parts of a token's head."""
+    """Combine the partial results of a token's head, and write it to y."""
     top, total = splat_f32x16(LOWEST), zero_f32x16()
     slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
     for split in range(splits):
@@ -343,7 +367,7 @@ def merge_head(a, token, head, group, value_dim, output):
 
 @kernel
 def merge(a, part, parts, thread):
-    """Merge the parts of split contexts; same arguments as `attend`."""
+    """Combine the partial results of split contexts. The arguments are those of `attend`."""
     tokens, heads = load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
     group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
     output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)

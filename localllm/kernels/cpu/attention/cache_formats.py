@@ -1,16 +1,24 @@
-"""The KV cache's formats of a head of a token: F32, F16, BF16, or Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and IQ4_NL as in GGML.
+"""The types of the KV cache: how the head of a token is stored.
 
-F32, F16 and BF16 are padded to 16 dimensions, the others to blocks of 32. Q8_0: a float16 scale, then 32 signed bytes.
-Q4_0: a float16 scale, then 16 bytes, whose low halves are the codes of the first 16 numbers, and the high halves those
-of the others; a number is scale * (code - 8). Q4_1: a float16 minimum after the scale; a number is scale * code +
-minimum. Q5_0 and Q5_1: as these, with 4 bytes of fifth bits before the 16, and scale * (code - 16). IQ4_NL: as Q4_0,
-but a number is scale * IQ4_VALUES[code]. Each is rounded to float32 once at most.
+F32, F16, BF16: numbers, padded to 16 dimensions. The others are blocks of 32 numbers, as in GGML:
 
-A number that is not finite in the format becomes NaN (with blocks, the whole block), because a score of minus infinity
+    Q8_0    f16 scale, 32 signed bytes                              scale * byte
+    Q4_0    f16 scale, 16 bytes                                     scale * (code - 8)
+    Q4_1    f16 scale, f16 minimum, 16 bytes                        scale * code + minimum
+    Q5_0    f16 scale, 4 bytes of fifth bits, 16 bytes              scale * (code - 16)
+    Q5_1    f16 scale, f16 minimum, 4 bytes of fifth bits, 16 bytes scale * code + minimum
+    IQ4_NL  f16 scale, 16 bytes                                     scale * IQ4_VALUES[code]
+
+Of 16 bytes, the low halves are the codes of the first 16 numbers, the high halves those of the others. Each number is
+rounded to float32 at most once when it is loaded.
+
+A number that is not finite in the format becomes NaN (in a block, all numbers do), because a score of minus infinity
 would look like that of a masked key.
 
-Two functions each, with the address `head` of a head: `load(head, d)` gives dimensions d to d + 15 as float32, d a
-multiple of 16; `store(head, x, head_dim)` keeps the float32 numbers at x, and zeros for the padding.
+Each type has two functions; head: the address of a head.
+
+- load(head, d): returns dimensions d to d + 15 as f32x16; d is a multiple of 16
+- store(head, x, head_dim): stores the float32 numbers at x, and zeros as padding
 """
 
 import itertools
@@ -59,15 +67,18 @@ from localllm.kernels.simd import (
 )
 from localllm.quant.layouts import IQ4_VALUES
 
-SMALLEST_SCALE = float32(2.0**-24)  # above zero, of a float16
-HALF_LIMIT = float32(65520.0)  # from here on, float16 has infinity
-TINY = float32(2.0**-100)  # of scales; smaller ones are 0 as float16
-BF16_LIMIT = float32((2 - 2.0**-8) * 2.0**127)  # from here on, bfloat16 has infinity
+SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
+HALF_LIMIT = float32(65520.0)  # float16 has infinity from here on
+TINY = float32(2.0**-100)  # scales up to this size count as 0
+BF16_LIMIT = float32((2 - 2.0**-8) * 2.0**127)  # bfloat16 has infinity from here on
 MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(IQ4_VALUES)]
 
 
 def make_plain(width, load_16, store_16, limit):
-    """Make the functions for numbers of `width` bytes whose magnitudes are below the limit."""
+    """Make `load` and `store` for numbers of `width` bytes.
+
+    load_16, store_16: load and store 16 of them; limit: numbers with larger magnitudes become NaN.
+    """
 
     @device
     def load(head, d):
@@ -90,14 +101,14 @@ def load_q8_0(head, d):
 
 @device
 def block_of_32(x, d, head_dim, padding):
-    """Return numbers d to d + 31 of a head, with padding past its end."""
+    """Load numbers d to d + 31 of a head as two f32x16, with `padding` past its end."""
     low, high = load_f32x16(x + d * 4), load_f32x16(x + d * 4 + 64)
     return keep_lanes(low, head_dim - d, padding), keep_lanes(high, head_dim - d - 16, padding)
 
 
 @device
 def store_bytes(address, x, inverse):
-    """Store x / scale, rounded to signed bytes."""
+    """Store x * inverse as 16 signed bytes, rounded and clamped to -127 to 127."""
     whole = round_f32x16(x * inverse)
     whole = max_f32x16(min_f32x16(whole, splat_f32x16(127.0)), splat_f32x16(-127.0))
     store_u8x16(address, bytes_i32x16(int_f32x16(whole)))
@@ -105,7 +116,10 @@ def store_bytes(address, x, inverse):
 
 @device
 def store_q8_0(head, x, head_dim):
-    """Store Q8_0; the scale is rounded before the bytes are made with it."""
+    """Store a head in Q8_0.
+
+    The scale is rounded to float16 first, and the bytes are computed with the rounded scale.
+    """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = block_of_32(x, d, head_dim, float32(0.0))
@@ -147,21 +161,21 @@ def load_q5_1(head, d):
 
 @device
 def store_five_bits(address, low, high):
-    """Store the fifth bits of both halves, then the other four."""
+    """Store 32 codes of 5 bits: their fifth bits, 4 bytes, then their low 4 bits, 16 bytes."""
     store_i32(address, fifth_bits_i32x16(low) | fifth_bits_i32x16(high) << 16)
     store_nibbles(address + 4, low, high)
 
 
 @device
 def clamped(codes, top):
-    """Round to whole numbers from 0 to `top`."""
+    """Clamp whole numbers to 0 to `top`, as integers."""
     return int_f32x16(max_f32x16(min_f32x16(codes, splat_f32x16(top)), zero_f32x16()))
 
 
 def make_symmetric(block_bytes, centre, store_codes):
-    """Make the function that stores Q4_0 or Q5_0; the number of largest magnitude becomes code 0.
+    """Make `store` for Q4_0 or Q5_0. The number of largest magnitude gets code 0.
 
-    The scale then has the other sign, because codes go down to -centre.
+    Codes minus the centre go from -centre to centre - 1, so the scale has the opposite sign of that number.
     """
     centre, top = float32(centre), float32(2 * centre - 1)
 
@@ -173,9 +187,9 @@ def make_symmetric(block_bytes, centre, store_codes):
             size = largest_size_f32x16(low, high)
             scale = size / (-centre if largest_f32x16(max_f32x16(low, high)) == size else centre)
             store_f16(block, scale if abs(scale) < HALF_LIMIT else NAN)
-            kept, middle = load_splat_f16x16(block), splat_f32x16(centre)
-            inverse = reciprocal_f32x16(max_f32x16(abs_f32x16(kept), splat_f32x16(SMALLEST_SCALE)))
-            inverse = copy_sign(inverse, kept)
+            stored_scale, middle = load_splat_f16x16(block), splat_f32x16(centre)
+            inverse = reciprocal_f32x16(max_f32x16(abs_f32x16(stored_scale), splat_f32x16(SMALLEST_SCALE)))
+            inverse = copy_sign(inverse, stored_scale)
             low, high = round_f32x16(low * inverse) + middle, round_f32x16(high * inverse) + middle
             store_codes(block + 2, clamped(low, top), clamped(high, top))
 
@@ -183,9 +197,9 @@ def make_symmetric(block_bytes, centre, store_codes):
 
 
 def make_with_minimum(block_bytes, top, store_codes):
-    """Make the function that stores Q4_1 or Q5_1: codes range from the smallest number to the largest.
+    """Make `store` for Q4_1 or Q5_1: the smallest number gets code 0, the largest gets `top`.
 
-    The padding repeats the first number, so that it is neither.
+    The padding repeats the first number of the block, so that it changes neither.
     """
     top = float32(top)
 
@@ -194,11 +208,11 @@ def make_with_minimum(block_bytes, top, store_codes):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
             low, high = block_of_32(x, d, head_dim, load_f32(x + d * 4))
-            lost = not (largest_size_f32x16(low, high) < HALF_LIMIT)
-            least = -largest_f32x16(-min_f32x16(low, high))
-            scale = (largest_f32x16(max_f32x16(low, high)) - least) / top
-            store_f16(block, NAN if lost else scale)
-            store_f16(block + 2, NAN if lost else least)
+            is_lost = not (largest_size_f32x16(low, high) < HALF_LIMIT)
+            lowest = -largest_f32x16(-min_f32x16(low, high))
+            scale = (largest_f32x16(max_f32x16(low, high)) - lowest) / top
+            store_f16(block, NAN if is_lost else scale)
+            store_f16(block + 2, NAN if is_lost else lowest)
             inverse = reciprocal_f32x16(max_f32x16(load_splat_f16x16(block), splat_f32x16(SMALLEST_SCALE)))
             minimum = load_splat_f16x16(block + 2)
             low, high = round_f32x16((low - minimum) * inverse), round_f32x16((high - minimum) * inverse)
@@ -220,9 +234,10 @@ def load_iq4_nl(head, d):
 
 @device
 def store_iq4_nl(head, x, head_dim):
-    """Store IQ4_NL as GGML does: the number of largest magnitude is near -127, the scale by least squares.
+    """Store a head in IQ4_NL, as GGML does.
 
-    The squares are weighted by the squares of the numbers.
+    The codes are those for the scale that makes the number of largest magnitude -127. The stored scale fits them by
+    least squares, weighted by the squares of the numbers.
     """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
@@ -232,9 +247,9 @@ def store_iq4_nl(head, x, head_dim):
         inverse = float32(1.0) / first if abs(first) > TINY else float32(0.0)
         low, high = low * splat_f32x16(inverse), high * splat_f32x16(inverse)
         near_low, near_high = nearest_value(low), nearest_value(high)
-        along = sum_f32x16(low * low * low * near_low + high * high * high * near_high)
+        products = sum_f32x16(low * low * low * near_low + high * high * high * near_high)
         squares = sum_f32x16(low * low * near_low * near_low + high * high * near_high * near_high)
-        scale = first * (along / squares) if squares > 0 else float32(0.0) * size
+        scale = first * (products / squares) if squares > 0 else float32(0.0) * size
         store_f16(block, scale if abs(scale) < HALF_LIMIT else NAN)
         store_nibbles(block + 2, int_f32x16(nearest_code(low)), int_f32x16(nearest_code(high)))
 

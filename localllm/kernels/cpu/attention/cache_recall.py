@@ -1,4 +1,4 @@
-"""Read keys or values from the KV cache as float32 rows."""
+"""Reads keys or values from the KV cache, as float32 rows."""
 
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.attention.cache_store import make_pass
@@ -7,7 +7,7 @@ from localllm.kernels.simd import store_lanes_f32x16
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     load, _ = STORAGE[format_name]
 
     @device

@@ -1,4 +1,4 @@
-"""Store keys or values in the KV cache, in the slots of their tokens."""
+"""Stores keys or values in the KV cache, in the slots of their tokens."""
 
 from localllm.kernels.arguments import PAGE, SEQUENCE, STORE
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
@@ -8,14 +8,17 @@ from localllm.kernels.simd import load_i64
 
 @device
 def place_of(a, token):
-    """Return the cache slot of a token of the run."""
+    """Return the cache slot of token number `token` of the run."""
     sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
     position = load_i64(argument(a, STORE.positions) + token * 8)
     return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """Make a kernel that calls work(address in the cache, address in x, head dimension) for all tokens and heads."""
+    """Make a kernel that calls `work` for all tokens of a run and all heads.
+
+    work(address of a head in the cache, address of the head in x, head dimension).
+    """
 
     @kernel
     def go(a, part, parts, thread):
@@ -34,5 +37,5 @@ def make_pass(work):
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     return make_pass(STORAGE[format_name][1])

@@ -1,8 +1,8 @@
-"""Attention of few rows, scores = q k^T and output += weights v, straight from the cache.
+"""The two products of attention for few rows, q k^T and weights * v, reading the cache directly.
 
-Four rows share each vector of keys or values, which lies along the head dimension; two vectors are a block of 32
-numbers, in the types that have a scale per block. Arrays of rows are padded to whole tiles of four; the padding of q is
-zero, and its results are not used.
+Four rows share each vector of keys or values, which lies along the head dimension. Two vectors are a block of 32
+numbers, in cache types that have a scale per block. Arrays of rows are padded to a multiple of four rows; the padding
+of q is zero, and its results are not used.
 
 Keys and values are two streams from memory: while the keys of a block are multiplied, its values are prefetched, and
 then the keys of the next block. Two cores of a Zen 4 read a float16 cache at 34 GB/s this way (of 37), and at 20
@@ -27,11 +27,14 @@ outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_s
 
 
 def make_few(load_key, load_value):
-    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
+    """Make the functions `scores` and `add_values` for one type of keys and one of values.
+
+    load_key, load_value: load 16 dimensions of a head, see cache_formats.py.
+    """
 
     @inlined
     def products(q, padded, key):
-        """Multiply a key with four rows; return the products, not yet summed along the head dimension."""
+        """Multiply a key with four rows of q. Return the products in 16 lanes per row, whose sums are the scores."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
             tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
@@ -43,7 +46,10 @@ def make_few(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
-        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded]. Reads up to 3 keys beyond `count`."""
+        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded].
+
+        Up to 3 keys beyond `count` are read, too; ahead: the address to prefetch from.
+        """
         for i in range(0, count, 4):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
@@ -56,7 +62,10 @@ def make_few(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
-        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
+        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded].
+
+        ahead: the address to prefetch from.
+        """
         step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead

@@ -1,8 +1,8 @@
-"""The two products of attention for many rows, scores = q k^T and output += weights v, by float32 register tiles.
+"""The two products of attention for many rows, q k^T and weights * v, in float32 register tiles.
 
-A block of keys is converted and transposed, a block of values converted, for all the rows of a unit. Tiles run along
-the keys for the scores, along the head dimension for the output. Arrays of rows are padded to whole tiles; the padding
-of q is zero, and its results are not used.
+For all the rows of a unit, a block of keys is converted to float32 and transposed once, and a block of values
+converted. The vectors of a tile lie along the keys for scores, along the head dimension for the output. Arrays of rows
+are padded to whole tiles; the padding of q is zero, and its results are not used.
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
@@ -28,7 +28,7 @@ splats_q, splats_weights = make_splats(ROWS, 4), make_splats(ROWS, KEYS * 4)
 
 
 def make_convert(load):
-    """Make a function that converts keys or values to float32 [count][padded]."""
+    """Make a function that converts the keys or values of a block to float32 [count][padded]."""
 
     @device
     def convert(source, count, token_bytes, padded, target):
@@ -40,14 +40,17 @@ def make_convert(load):
 
 
 def make_many(load_key, load_value):
-    """Make the functions scores and add_values for keys and values that these functions load, see cache_formats.py."""
+    """Make the functions `scores` and `add_values` for one type of keys and one of values.
+
+    load_key, load_value: load 16 dimensions of a head, see cache_formats.py.
+    """
     convert_keys, convert_values = make_convert(load_key), make_convert(load_value)
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """Compute q f32 [rows / ROWS][padded][ROWS], scores f32 [rows][KEYS], tiles f32 [2][KEYS][padded].
+        """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS].
 
-        Reads up to 15 keys beyond `count`.
+        Up to 15 keys beyond `count` are read, too; tiles: temporary memory, f32 [2][KEYS][padded].
         """
         by_dimension = tiles + KEYS * padded * 4  # [KEYS / 16][padded][16]
         convert_keys(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)
@@ -63,7 +66,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add the values, times weights f32 [rows][KEYS], to output f32 [rows][padded]."""
+        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]."""
         convert_values(values, count, token_bytes, padded, tiles)
         for d in range(0, padded - WIDTH + 1, WIDTH):
             for r in range(0, rows, ROWS):

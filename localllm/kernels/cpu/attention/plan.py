@@ -1,11 +1,11 @@
-"""The plan of a run's attention: a list of units, made once for all layers with the same shape.
+"""The plan of a run's attention: a list of units of work, made once for all layers with the same shape.
 
-A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
-there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py. A
-sequence's result depends only on the sequence, so its attention is the same alone and among others, as long as there
-are no more than SPLIT_TOKENS tokens to split contexts for. A token also gets the same bits alone and together with
-others of its sequence, if those are at most FEW_TOKENS: its rows use the same kernel, and parts begin at multiples of a
-length that changes only at a few context lengths.
+A unit is some query rows of one sequence, one key-value head, and a range of keys: see UNIT, SPLIT and PLAN in
+arguments.py. With few tokens a sequence has few units, so its context is split, too, into a part for each 256 keys.
+
+A sequence's result does not depend on others in the run, if contexts of no more than SPLIT_TOKENS tokens have to be
+split. A token gets the same bits alone and together with others of its sequence, if those are at most FEW_TOKENS: its
+rows use the same kernel, and parts begin at multiples of a length that changes only at a few context lengths.
 """
 
 from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT
@@ -13,14 +13,14 @@ from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOK
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
 
-FEW_ROWS = 24  # up to so many, attention straight from the cache is faster
-WHOLE = 1 << 40  # keys: of a context that is not split
+FEW_ROWS = 24  # up to so many rows, reading the cache directly (few.py) is faster
+WHOLE = 1 << 40  # keys of a part, for a context that is not split
 UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
 
 
 @device
 def first_visible(position, window, chunked):
-    """Return the first key that a token sees; a window of 0 is none."""
+    """Return the position of the first key that a token sees; window 0: no window."""
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
@@ -28,26 +28,29 @@ def first_visible(position, window, chunked):
 
 @device
 def lowest_seen(a, sequence):
-    """Return the first key of a sequence that any token sees: past the encoder's text, 0 for cross-attention."""
+    """Return the first position that tokens of a sequence see: 0 in cross-attention, else the encoder's length."""
     return 0 if argument(a, PLAN.cross_attention) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
 @device
 def end_seen(a, sequence):
-    """Return the end of the keys of a sequence that any token sees."""
+    """Return the end of the positions that tokens of a sequence see.
+
+    In cross-attention it is the end of the encoder's tokens.
+    """
     return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 
 
 @device
 def first_key(a, sequence, position):
-    """Return the first key that a token sees, rounded down to 16."""
+    """Return the position of the first key that a token sees, rounded down to a multiple of 16."""
     first = first_visible(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
     return max(first, lowest_seen(a, sequence)) // 16 * 16
 
 
 @device
 def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
-    """Write a unit; returns where the next one goes."""
+    """Write a unit; return the address after it."""
     store_i64(unit + 8 * UNIT.table, table)
     store_i64(unit + 8 * UNIT.kv_head, kv_head)
     store_i64(unit + 8 * UNIT.first_row, first_row)
@@ -61,9 +64,10 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 
 @device
 def rows_at_once(count, group):
-    """Return the most rows of a unit at once.
+    """Return the largest number of rows of a unit.
 
-    For a few tokens these are whole tokens, so that each uses the kernel that it would use alone.
+    For few tokens that is a number of whole tokens, so that each token uses the kernel that it would use alone.
+    `group`: query heads per key-value head.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS
@@ -72,7 +76,10 @@ def rows_at_once(count, group):
 
 @device
 def add_sequence(a, sequence, unit, splits, span):
-    """Add the units of one sequence, whose context is cut in parts of `span` keys; return where the next ones go."""
+    """Write the units of one sequence; return the address after them.
+
+    splits: parts of the context; span: keys of a part.
+    """
     first, count, length = (
         argument(sequence, SEQUENCE.first),
         argument(sequence, SEQUENCE.count),
@@ -95,7 +102,7 @@ def add_sequence(a, sequence, unit, splits, span):
 
 @kernel
 def plan(a, part, parts, thread):
-    """Write all units, in one part."""
+    """Write all units of a run. A single part does all the work."""
     unit, slot = argument(a, PLAN.units), 0
     for i in range(argument(argument(a, PLAN.sequence_count), 0)):
         sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES

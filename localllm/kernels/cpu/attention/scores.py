@@ -1,4 +1,4 @@
-"""Turn a row's block of scores into weights: cap, add biases, mask, and update the online softmax."""
+"""Turns a row's scores of a block of keys into weights: caps, biases, masks, and the online softmax."""
 
 import math
 
@@ -30,7 +30,7 @@ distances = constant_f32(f32x16, *range(16))
 
 @device
 def cap_scores(scores, keys, softcap):
-    """Apply softcap * tanh(score) * log2(e); the scores have been divided by softcap already."""
+    """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
     factor = splat_f32x16(softcap * LOG2_E)
     for i in range(0, keys, 16):
         store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
@@ -38,7 +38,10 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """Subtract slope * |distance| as exponents of 2; `distance`: the first key's, which then decreases."""
+    """Subtract slope * |distance| * log2(e) from each score (ALiBi).
+
+    distance: the query's position minus the first key's. It decreases by one from key to key.
+    """
     lanes = distances()
     for i in range(0, keys, 16):
         away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
@@ -46,18 +49,21 @@ def subtract_distances(scores, keys, slope, distance):
 
 
 @device
-def add_biases(scores, keys, biases, reach, behind):
-    """Add a head's biases to scores, as exponents of 2. behind: the first key's position minus the query's."""
+def add_biases(scores, keys, biases, reach, relative):
+    """Add a head's biases, times log2(e), to scores. behind: the first key's position minus the query's.
+
+    biases: by position of the key relative to the query, see ATTEND in arguments.py.
+    """
     factor = splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
-        number = min(max(behind + i + reach, -16), 2 * reach + 1) + 16
+        number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
         bias = load_f32x16(biases + number * 4)
         store_f32x16(scores + i * 4, fma_f32x16(bias, factor, load_f32x16(scores + i * 4)))
 
 
 @device
 def mask_outside(scores, keys, hidden, visible):
-    """Hide all scores but those from number `hidden` up to `visible`."""
+    """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
     for i in range(0, min(hidden, keys), 16):
         store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
     if visible < keys:
@@ -67,7 +73,7 @@ def mask_outside(scores, keys, hidden, visible):
 
 @device
 def mask_unselected(scores, keys, bits):
-    """Hide the scores of keys whose bits are not set; bits: where that of the first key is."""
+    """Set the scores of keys whose bits are not set to minus infinity; bits: address of the first key's bit."""
     for i in range(0, keys, 16):
         some = load_u16(bits + i // 8)
         if some == 0:
@@ -80,7 +86,10 @@ def mask_unselected(scores, keys, bits):
 
 @device
 def mask_between(scores, keys, start, period):
-    """Hide all scores but the last of each `period` keys; the first one here is number `start`."""
+    """Set all scores to minus infinity except that of the last key of every `period`.
+
+    start: position of the first key.
+    """
     for i in range(keys):
         if (start + i + 1) % period != 0:
             store_f32(scores + i * 4, MINUS_INFINITY)
@@ -88,7 +97,7 @@ def mask_between(scores, keys, start, period):
 
 @device
 def rescale(top, state, output, value_dim):
-    """Scale down a row's sums because it has a new maximum."""
+    """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
     fade = exp2_f32x16(load_f32x16(state + 64) - top)
     store_f32x16(state, load_f32x16(state) * fade)
     store_f32x16(state + 64, top)
@@ -98,9 +107,10 @@ def rescale(top, state, output, value_dim):
 
 @device
 def update_softmax(scores, keys, state, output, value_dim):
-    """Update one row with a block of `keys` scores, a multiple of 16, which become weights, 0 for -infinity.
+    """Turn `keys` scores of a row, a multiple of 16, into weights, and update the row's state and output.
 
-    state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
+    A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
+    in every lane.
     """
     largest = load_f32x16(state + 64)
     for i in range(0, keys, 16):

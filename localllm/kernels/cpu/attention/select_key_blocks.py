@@ -1,6 +1,6 @@
-"""Selection of each head's key blocks by their best keys (MiniMax M3, 2026), from the cache.
+"""Selection of key blocks for each head by their best keys (MiniMax M3, 2026).
 
-The scratch memory is as in localllm.kernels.cpu.attention.select_keys, with scores of blocks, head after head.
+Scratch memory is as in select_keys.py, with scores f32 [heads][blocks].
 """
 
 from localllm.kernels.arguments import PAGE, SELECT_KEY_BLOCKS, SEQUENCE
@@ -23,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def product(q, row, columns):
-    """Compute q k, both padded to whole vectors."""
+    """Compute q k over `columns` columns, a multiple of 16."""
     products = zero_f32x16()
     for d in range(0, columns * 4, 64):
         products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
@@ -31,11 +31,11 @@ def product(q, row, columns):
 
 
 def make_score_all(load_key):
-    """Make a function that scores blocks by keys of one storage type."""
+    """Make a function that scores the key blocks of a context, for one cache type."""
 
     @device
     def score_all(a, table, q, columns, count, scores):
-        """Store the largest product of each head and block; return whether all products are finite."""
+        """Store the largest product of each head with each block's keys; return whether all products are finite."""
         heads, block, finite = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block), True
         row, blocks, key_bytes = (
             q + heads * columns * 4,
@@ -59,11 +59,11 @@ def make_score_all(load_key):
 
 
 def make_choose_some(score_all):
-    """Make a function that chooses among the blocks that a token sees, by their scores."""
+    """Make a function that chooses key blocks for a token that does not see all of them."""
 
     @device
     def choose_some(a, token, count, q, columns, table, y):
-        """Write the bits of a token that does not see all blocks."""
+        """Write the bits of the keys that are chosen for a token, for each head."""
         heads, block, most = (
             argument(a, SELECT_KEY_BLOCKS.heads),
             argument(a, SELECT_KEY_BLOCKS.block),
@@ -90,7 +90,7 @@ def make_choose_some(score_all):
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     choose_some = make_choose_some(make_score_all(STORAGE[format_name][0]))
 
     @kernel

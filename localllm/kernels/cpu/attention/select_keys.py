@@ -1,8 +1,10 @@
-"""Selection of the keys a token sees (lightning indexer of DeepSeek-V3.2, 2025), from the cache.
+"""Selection of the keys that a token sees (lightning indexer of DeepSeek-V3.2, 2025).
 
-Scratch: a token's queries and a key, padded to 16 numbers, then a count for each digit, int64, then scores. A token
-with no more blocks of keys than are selected sees all of them, and no score is computed. Otherwise its scores are
-computed in float32, and the smallest selected one is found digit by digit, of 8 bits each.
+A token with no more key blocks than are selected sees all of them, and no score is computed. Otherwise its scores are
+computed in float32, and the smallest selected score is found digit by digit, 8 bits each, by counting (radix select).
+
+Scratch memory: a token's queries and one key, padded to 16 numbers; a count for each value of a digit, int64 [256];
+scores, float32.
 """
 
 from numba import float32
@@ -32,36 +34,42 @@ ONES, SIGN = 0xFFFFFFFF, 0x80000000
 
 @device
 def ordered(address):
-    """Load a float32 as a 32-bit integer with the same order."""
+    """Load a float32 as a 32-bit integer that sorts in the same order."""
     word = load_u32(address)
     return word ^ (ONES if word >= SIGN else SIGN)
 
 
 @device
 def least_chosen(scores, count, most, digits):
-    """Return the smallest of the `most` largest scores, ordered, and how many equal to it are selected."""
-    found, left = 0, most
+    """Return the smallest of the `most` largest scores, and how many scores equal to it are among them.
+
+    The score is returned as `ordered` represents it.
+
+    digits: temporary memory, int64 [256].
+    """
+    prefix, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):
             store_i64(digits + digit * 8, 0)
         for i in range(count):
             number = ordered(scores + i * 4)
-            if number >> shift >> 8 == found:
+            if number >> shift >> 8 == prefix:
                 place = digits + (number >> shift & 255) * 8
                 store_i64(place, load_i64(place) + 1)
         digit = DIGITS - 1
         while left > load_i64(digits + digit * 8):
             left -= load_i64(digits + digit * 8)
             digit -= 1
-        found = found << 8 | digit
-    return found, left
+        prefix = prefix << 8 | digit
+    return prefix, left
 
 
 @device
 def write_bits(scores, blocks, block, count, least, left, y):
-    """Write a bit for each of `count` keys whose block's score is larger than the least one.
+    """Write a bit for each of `count` keys: set if the score of its block is larger than `least`.
 
-    Ties: the first `left` of the blocks with the least score. Keys after the last block are always selected.
+    Of the blocks whose score equals `least`, the first `left` are selected, too. Keys after the last block are always
+    selected.
     """
     sees = True
     for first in range(0, count, 32):
@@ -77,14 +85,14 @@ def write_bits(scores, blocks, block, count, least, left, y):
 
 @device
 def write_all(count, word, y):
-    """Write the same bits for all keys."""
+    """Write the same 32 bits, `word`, for all keys."""
     for first in range(0, count, 32):
         store_i32(y + first // 8, word)
 
 
 @device
 def load_queries(source, heads, key_dim, columns, q):
-    """Load the token's heads, each padded with zeros."""
+    """Copy a token's heads, each padded with zeros to `columns` numbers."""
     fill(q, heads * columns, float32(0.0))
     for head in range(heads):
         for d in range(key_dim):
@@ -92,12 +100,12 @@ def load_queries(source, heads, key_dim, columns, q):
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     load_key, _ = STORAGE[format_name]
 
     @device
     def score(a, q, key, row, weights, columns):
-        """Return the sum over heads of weight * max(q k, 0)."""
+        """Compute the score of a key: the sum over heads of weight * max(q k, 0)."""
         for d in range(0, columns, 16):
             store_f32x16(row + d * 4, load_key(key, d))
         total = float32(0.0)
@@ -112,7 +120,7 @@ def make(format_name):
 
     @device
     def score_all(a, table, q, weights, columns, blocks, scores):
-        """Compute scores of the first blocks; return whether all of them are numbers."""
+        """Compute the scores of the first `blocks` blocks; return whether all of them are finite."""
         row, finite = q + argument(a, SELECT_KEYS.heads) * columns * 4, True
         key_bytes, block = argument(a, SELECT_KEYS.key_bytes), argument(a, SELECT_KEYS.block)
         for i in range(blocks):
