@@ -1,4 +1,7 @@
-"""Functions of single numbers, row by row; columns padded to 16. One loop serves all of them."""
+"""Element-wise functions of rows, padded to 16 columns.
+
+One loop applies any function of one argument, another of two.
+"""
 
 from math import exp, log
 
@@ -53,46 +56,51 @@ SIGNED_ROOT = ROWWISE["signed_root"].arguments
 
 @inlined
 def nothing(a, token):
+    """Return the extra argument of functions that need none."""
     return 0
 
 
-def of_one(names, function, given=nothing):
-    """Make a kernel: y = function(x, given(a, token)) for vectors of all tokens' rows."""
+def of_one(declaration, function, extra_of=nothing):
+    """Make a kernel that computes y = function(x, extra) for vectors of 16 columns, with extra = extra_of(a, token).
 
-    @kernel
-    def rows(a, part, parts, thread):
-        stride, size, tokens = (
-            argument(a, names.stride),
-            argument(a, names.columns) * 4,
-            load_i64(argument(a, names.count)),
-        )
-        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            x, y, more = argument(a, names.x) + t * stride, argument(a, names.y) + t * stride, given(a, t)
-            for i in range(0, size, 64):
-                store_f32x16(y + i, function(load_f32x16(x + i), more))
-
-    return rows
-
-
-def of_two(names, first, second, function, given=nothing, is_shared=False):
-    """Make an element-wise function of two arguments: y = function(x, z, given(a, token)).
-
-    is_shared: one z for all rows.
+    declaration: the declaration of its arguments; extra_of: computes the extra argument once per row.
     """
 
     @kernel
     def rows(a, part, parts, thread):
         stride, size, tokens = (
-            argument(a, names.stride),
-            argument(a, names.columns) * 4,
-            load_i64(argument(a, names.count)),
+            argument(a, declaration.stride),
+            argument(a, declaration.columns) * 4,
+            load_i64(argument(a, declaration.count)),
+        )
+        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+            x, y, extra = argument(a, declaration.x) + t * stride, argument(a, declaration.y) + t * stride, extra_of(a, t)
+            for i in range(0, size, 64):
+                store_f32x16(y + i, function(load_f32x16(x + i), extra))
+
+    return rows
+
+
+def of_two(declaration, first, second, function, extra_of=nothing, is_shared=False):
+    """Make a kernel that computes y = function(x, z, extra) for vectors of 16 columns, with extra = extra_of(a, token).
+
+    declaration: the declaration of its arguments; first, second: which of them are x and z; extra_of: computes the extra
+    argument once per row; is_shared: whether z is one row for all tokens.
+    """
+
+    @kernel
+    def rows(a, part, parts, thread):
+        stride, size, tokens = (
+            argument(a, declaration.stride),
+            argument(a, declaration.columns) * 4,
+            load_i64(argument(a, declaration.count)),
         )
         z_stride = 0 if is_shared else stride
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            x, z, more = argument(a, first) + t * stride, argument(a, second) + t * z_stride, given(a, t)
-            y = argument(a, names.y) + t * stride
+            x, z, extra = argument(a, first) + t * stride, argument(a, second) + t * z_stride, extra_of(a, t)
+            y = argument(a, declaration.y) + t * stride
             for i in range(0, size, 64):
-                store_f32x16(y + i, function(load_f32x16(x + i), load_f32x16(z + i), more))
+                store_f32x16(y + i, function(load_f32x16(x + i), load_f32x16(z + i), extra))
 
     return rows
 
@@ -112,23 +120,26 @@ def gelu_erf_f32x16(x):
 
 @inlined
 def squared_above_zero(x, _):
+    """Compute max(x, 0)^2; NaN where x is not finite."""
     above = if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)
     return above * above
 
 
 @inlined
 def above_zero_times(gate, up, _):
+    """Compute max(gate, 0) * up; NaN where the gate is not finite."""
     return if_finite_f32x16(max_f32x16(zero_f32x16(), gate), gate) * up
 
 
 @operation(f32x16, f32x16, f32x16, f32x16)
 def where_above_zero(builder, x, y, z):
-    """Compute y where x is above 0, z elsewhere, also where x is NaN."""
+    """Return y where x is above 0, else z; z also where x is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, f32x16.llvm(None)), y, z)
 
 
 @inlined
 def xielu_of(x, constants):
+    """Compute the function xielu of localllm/kernels/verbs.py."""
     alpha_p, alpha_n, beta, epsilon = constants
     below = exp_f32x16(min_f32x16(epsilon, x)) - splat_f32x16(1.0) - x
     return fma_f32x16(beta, x, where_above_zero(x, alpha_p * x * x, alpha_n * below))
@@ -144,7 +155,7 @@ def xielu_constants(a, token):
 
 @inlined
 def temperature(a, token):
-    """Compute 1 + slope * log(floor((position + offset) / length) + 1)."""
+    """Compute a token's attention temperature, 1 + slope * log(floor((position + offset) / length) + 1)."""
     position = load_i64(argument(a, SCALE_BY_POSITION.positions) + token * 8) + argument(a, SCALE_BY_POSITION.offset)
     return float32(
         1.0
@@ -154,7 +165,7 @@ def temperature(a, token):
 
 @inlined
 def sigmoid_of_gate(a, token):
-    """Compute the sigmoid of a gate; NaN if it is not finite."""
+    """Compute the sigmoid of a row's gate; NaN if the gate is not finite."""
     gate = load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
     return float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate
 
@@ -171,12 +182,13 @@ def shifted(x, number):
 
 @inlined
 def clamped(x, limit):
+    """Clamp x to [-limit, limit]; NaN where x is not finite."""
     return if_finite_f32x16(clamp_f32x16(x, -limit, limit), x)
 
 
 @inlined
 def rooted(x, least):
-    """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0, NaN where x is not finite."""
+    """Compute sqrt(max(|x|, least)) with the sign of x: 0 for 0, NaN where x is not finite."""
     root, nothing = sqrt_f32x16(max_f32x16(abs_f32x16(x), splat_f32x16(least))), zero_f32x16()
     below = where_above_zero(nothing - x, nothing - root, nothing * x)
     return if_finite_f32x16(where_above_zero(x, root, below), x)
@@ -184,12 +196,14 @@ def rooted(x, least):
 
 @inlined
 def capped(x, cap):
+    """Compute cap * tanh(x / cap); NaN where x is not finite."""
     inner = x * splat_f32x16(1 / cap)
     return if_finite_f32x16(tanh_f32x16(inner) * splat_f32x16(cap), inner)
 
 
 @inlined
 def limited(gate, up, constants):
+    """Compute the function swiglu_limited of localllm/kernels/verbs.py."""
     limit, sharpness = constants
     gate = if_finite_f32x16(min_f32x16(splat_f32x16(limit), gate), gate)
     up = if_finite_f32x16(clamp_f32x16(up, -limit, limit), up)
@@ -202,7 +216,7 @@ def limit_and_sharpness(a, token):
     return argument_f32(a, SWIGLU_LIMITED.limit), argument_f32(a, SWIGLU_LIMITED.sharpness)
 
 
-# What they compute, localllm.kernels.arguments and verbs say.
+# The formulas are in localllm/kernels/verbs.py.
 gelu = of_one(GELU, inlined(lambda x, _: gelu_f32x16(x)))
 gelu_erf = of_one(ROWWISE["gelu_erf"].arguments, inlined(lambda x, _: gelu_erf_f32x16(x)))
 relu_squared = of_one(RELU_SQUARED, squared_above_zero)
@@ -210,7 +224,7 @@ relu = of_one(ROWWISE["relu"].arguments, inlined(lambda x, _: if_finite_f32x16(m
 exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))
 add_scalar = of_one(ADD_SCALAR, shifted, inlined(lambda a, token: argument_f32(a, ADD_SCALAR.number)))
 sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
-xielu = of_one(XIELU, xielu_of, xielu_constants)  # wrong by alpha_n 2e-7
+xielu = of_one(XIELU, xielu_of, xielu_constants)  # error at most alpha_n * 2e-7
 scale_by_position = of_one(SCALE_BY_POSITION, scaled, temperature)
 sigmoid_gate = of_one(SIGMOID_GATE, scaled, sigmoid_of_gate)
 scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.factor)))

@@ -1,4 +1,4 @@
-"""Sums over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and pooled texts."""
+"""Sums over tokens: pooled embeddings, and squares per column for importance matrices (quantizing/imatrix.py)."""
 
 from numba import float32
 
@@ -9,7 +9,7 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x1
 
 @device
 def add_four(x, stride, tokens, sums):
-    """Add x^2 over the tokens to the sums of 64 columns: four independent sums hide the latency of one."""
+    """Add x^2 over the tokens to the sums of 64 columns. Four independent sums hide the latency of each."""
     s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
     s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
     for _ in range(tokens):
@@ -36,7 +36,7 @@ def add_one(x, stride, tokens, sums):
 
 @device
 def add_columns(x, stride, tokens, columns, sums, part, parts):
-    """Add x^2 over the tokens to the sums of this part's columns."""
+    """Add x^2 over the tokens to the sums of those columns that this part is responsible for."""
     vectors = (columns + 15) // 16
     first, last = vectors * part // parts, vectors * (part + 1) // parts
     rest = last - (last - first) % 4
@@ -50,7 +50,7 @@ def add_columns(x, stride, tokens, columns, sums, part, parts):
 def add_squares(a, part, parts, thread):
     """Add x^2 over the tokens to the sums.
 
-    The parts share the columns, so the result does not depend on their number.
+    The parts share the columns, so the result does not depend on the number of parts.
     """
     tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
@@ -59,14 +59,14 @@ def add_squares(a, part, parts, thread):
 
 @kernel
 def add_expert_squares(a, part, parts, thread):
-    """Add x^2 over the rows of each expert to its sums, and the number of its rows to its count."""
+    """Add x^2 over each expert's rows to the expert's sums, and the number of these rows to its count."""
     x, stride = argument(a, ADD_EXPERT_SQUARES.x), argument(a, ADD_EXPERT_SQUARES.stride)
     columns, sums = argument(a, ADD_EXPERT_SQUARES.columns), argument(a, ADD_EXPERT_SQUARES.sums)
     for i in range(load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
         expert = argument(a, ADD_EXPERT_SQUARES.active) + i * 8 * len(EXPERT)
         number, rows = argument(expert, EXPERT.number), argument(expert, EXPERT.count)
-        own = sums + number * argument(a, ADD_EXPERT_SQUARES.sums_stride)
-        add_columns(x + argument(expert, EXPERT.first) * stride, stride, rows, columns, own, part, parts)
+        expert_sums = sums + number * argument(a, ADD_EXPERT_SQUARES.sums_stride)
+        add_columns(x + argument(expert, EXPERT.first) * stride, stride, rows, columns, expert_sums, part, parts)
         if part == 0:
             place = argument(a, ADD_EXPERT_SQUARES.counts) + number * 8
             store_i64(place, load_i64(place) + rows)
@@ -74,7 +74,7 @@ def add_expert_squares(a, part, parts, thread):
 
 @device
 def add_rows(x, stride, columns, rows, y):
-    """Compute y = the sum of rows, float32 [columns padded to 16]."""
+    """Store the sum of `rows` rows at y, float32 [columns padded to 16]."""
     for i in range(0, columns * 4, 64):
         total = load_f32x16(x + i)
         for r in range(1, rows):
@@ -84,7 +84,7 @@ def add_rows(x, stride, columns, rows, y):
 
 @kernel
 def pool(a, part, parts, thread):
-    """Pool the rows of each sequence to one: their mean, the first or the last."""
+    """Pool the rows of each sequence to one row: their mean, the first or the last."""
     count, stride, columns = load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
     for i in range(count * part // parts, count * (part + 1) // parts):
         sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride

@@ -1,4 +1,7 @@
-"""Products with orthonormal Hadamard matrices, their own inverses (fast Walsh-Hadamard transform)."""
+"""Products with orthonormal Hadamard matrices, by the fast Walsh-Hadamard transform.
+
+Its butterflies replace two numbers 1, 2, 4, ... apart by their sum and difference. The matrix is its own inverse.
+"""
 
 from math import sqrt
 
@@ -13,7 +16,10 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 
 
 @device
 def within_vectors(x, y, columns, block, factor):
-    """Compute the butterflies within vectors, times a factor, from x to y, which may be x."""
+    """Write x times `factor` to y, with the butterflies of numbers up to 8 apart, which are in the same vector.
+
+    y may be x.
+    """
     for i in range(0, columns * 4, 64):
         lanes = butterfly_1(load_f32x16(x + i) * splat_f32x16(factor))
         if block > 2:
@@ -27,7 +33,7 @@ def within_vectors(x, y, columns, block, factor):
 
 @device
 def across_vectors(y, columns, distance):
-    """Compute the butterflies of numbers that are `distance` apart, a multiple of 16."""
+    """Compute the butterflies of numbers that are `distance` apart, a multiple of 16, in place."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
             u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)
@@ -37,7 +43,7 @@ def across_vectors(y, columns, distance):
 
 @kernel
 def hadamard(a, part, parts, thread):
-    """Compute y = x, with each `block` columns multiplied by a Hadamard matrix."""
+    """Write x to y, with each `block` columns multiplied by a Hadamard matrix."""
     columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
     factor, tokens = float32(1.0 / sqrt(block)), load_i64(argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):

@@ -1,6 +1,6 @@
-"""Operations on parts of a row (heads, or residual streams side by side): gates, sums, weighted sums.
+"""Operations on equal parts of a row, which are heads or parallel residual streams: gates, sums, weighted sums.
 
-A part need not be a multiple of 16 columns.
+A part need not have a multiple of 16 columns.
 """
 
 from numba import float32
@@ -24,7 +24,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def multiply_heads(a, part, parts, thread):
-    """Compute y = each head's columns of x times its gate. The parts share the heads of all tokens."""
+    """Multiply each head's columns of x by the head's gate. The parts of the step share the heads of all tokens."""
     heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
     head_dim, total = columns // heads, load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -39,8 +39,8 @@ def multiply_heads(a, part, parts, thread):
 
 
 @device
-def softmax_of_line(x, y, size, epsilon):
-    """Compute y = the softmax of a line of x, plus epsilon; NaN if a number is not finite."""
+def softmax_of_numbers(x, y, size, epsilon):
+    """Write the softmax of `size` consecutive numbers of x, plus epsilon, to y; NaN if a number is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = load_f32(x + j * 4)
@@ -56,16 +56,19 @@ def softmax_of_line(x, y, size, epsilon):
 
 @kernel
 def softmax(a, part, parts, thread):
-    """Compute y = the softmax of each row of x."""
+    """Write the softmax of each row of x to y."""
     columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
-        softmax_of_line(argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, columns, float32(0.0))
+        softmax_of_numbers(argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, columns, float32(0.0))
 
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide each line's numbers by their sum plus epsilon; numbers are `along` bytes apart, lines `across`."""
+    """Divide the numbers of each row of a [size, size] matrix by their sum plus epsilon.
+
+    across, along: bytes from row to row, and from number to number; exchanged, they make columns rows.
+    """
     for i in range(size):
         total = epsilon
         for j in range(size):
@@ -77,13 +80,16 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 @kernel
 def sinkhorn(a, part, parts, thread):
-    """Compute y = a matrix whose rows and columns add up to 1, transposed."""
+    """Scale the matrix [size, size] in each row of x so that its rows and columns add up to 1 (Sinkhorn).
+
+    y is the result, transposed.
+    """
     size, count = argument(a, SINKHORN.size), load_i64(argument(a, SINKHORN.count))
     epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):
         x, y = argument(a, SINKHORN.x) + t * stride, argument(a, SINKHORN.y) + t * stride
         for i in range(size):
-            softmax_of_line(x + i * size * 4, y + i * size * 4, size, epsilon)
+            softmax_of_numbers(x + i * size * 4, y + i * size * 4, size, epsilon)
         divide_by_sums(y, size, 4, size * 4, epsilon)
         for _ in range(argument(a, SINKHORN.iterations) - 1):
             divide_by_sums(y, size, size * 4, 4, epsilon)
@@ -98,7 +104,7 @@ def sinkhorn(a, part, parts, thread):
 
 @device
 def dot(x, z, count):
-    """Compute the dot product of `count` float32."""
+    """Compute the dot product of `count` float32 numbers."""
     sums, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = fma_f32x16(load_f32x16(x + i * 4), load_f32x16(z + i * 4), sums)
@@ -110,7 +116,7 @@ def dot(x, z, count):
 
 @kernel
 def head_dots(a, part, parts, thread):
-    """Compute y = the sum of x * z over the columns of each head. The parts share the heads of all tokens."""
+    """Write the sum of x * z over each head's columns to y. The parts of the step share the heads of all tokens."""
     heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
     total = load_i64(argument(a, HEAD_DOTS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -122,12 +128,15 @@ def head_dots(a, part, parts, thread):
 
 @kernel
 def mix_streams(a, part, parts, thread):
-    """Compute y_i = the sum over j of weights_ij * x_j. The parts share the output streams of all tokens."""
+    """Write output stream i = the sum over j of weights[i, j] * input stream j.
+
+    The parts share the output streams of all tokens.
+    """
     streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
-    made = argument(a, MIX_STREAMS.columns) // width
-    total = load_i64(argument(a, MIX_STREAMS.count)) * made
+    outputs = argument(a, MIX_STREAMS.columns) // width
+    total = load_i64(argument(a, MIX_STREAMS.count)) * outputs
     for i in range(total * part // parts, total * (part + 1) // parts):
-        t, stream = i // made, i % made
+        t, stream = i // outputs, i % outputs
         x = argument(a, MIX_STREAMS.x) + t * argument(a, MIX_STREAMS.x_stride)
         y = argument(a, MIX_STREAMS.y) + t * argument(a, MIX_STREAMS.stride) + stream * width * 4
         weights = argument(a, MIX_STREAMS.weights) + t * argument(a, MIX_STREAMS.weights_stride) + stream * streams * 4

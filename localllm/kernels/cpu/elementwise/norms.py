@@ -1,6 +1,6 @@
-"""Norms (RMS norm and layer norm) of rows, or of groups of their columns.
+"""RMS norm and layer norm of rows, or of groups of their columns.
 
-A group need not be a multiple of 16 columns, and y may be x, so no memory outside of the group is touched.
+A group need not have a multiple of 16 columns, and y may be x, so no memory outside of the group is touched.
 """
 
 from math import sqrt
@@ -52,13 +52,13 @@ def sum_of_squares(x, count, center):
 
 @device
 def inverse_root(mean, epsilon):
-    """Compute 1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
+    """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
     return float32(1.0) / float32(sqrt(mean + epsilon)) if mean < INFINITY else NAN
 
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    """Compute y = x / sqrt(mean(x^2) + epsilon) * weight."""
+    """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each group of columns."""
     stride, columns, group = argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns), argument(a, RMS_NORM.group)
     groups, epsilon = columns // group, argument_f32(a, RMS_NORM.epsilon)
     total, whole = load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
@@ -74,7 +74,7 @@ def rms_norm(a, part, parts, thread):
 
 @kernel
 def layer_norm(a, part, parts, thread):
-    """Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias."""
+    """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each group of columns."""
     stride, group = argument(a, LAYER_NORM.stride), argument(a, LAYER_NORM.group)
     groups, epsilon = argument(a, LAYER_NORM.columns) // group, argument_f32(a, LAYER_NORM.epsilon)
     total, whole = load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16

@@ -1,7 +1,7 @@
-"""Everything between the matrix products that treats tokens one by one.
+"""Operations between the matrix products that treat tokens one by one.
 
-Rows of activations, norms and biases are padded to a multiple of 16 columns; the contents of the padding have no
-meaning. A stride may be longer than that, but only the columns and their padding are touched.
+Rows of activations, norms and biases are padded to a multiple of 16 columns, and the padding has no meaning. A stride
+may be longer than that, but only the columns and their padding are touched.
 """
 
 from math import cos, sin
@@ -40,7 +40,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def add(a, part, parts, thread):
-    """Compute y = x + z."""
+    """Write x + z to y."""
     stride, z_stride, columns = argument(a, ADD.stride), argument(a, ADD.z_stride), argument(a, ADD.columns)
     tokens = load_i64(argument(a, ADD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -51,7 +51,7 @@ def add(a, part, parts, thread):
 
 @kernel
 def lerp(a, part, parts, thread):
-    """Compute y = x + (z - x) * weight."""
+    """Write x + (z - x) * weight to y."""
     stride, columns, weight = argument(a, LERP.stride), argument(a, LERP.columns), argument(a, LERP.weight)
     tokens = load_i64(argument(a, LERP.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -63,7 +63,7 @@ def lerp(a, part, parts, thread):
 
 @kernel
 def swiglu(a, part, parts, thread):
-    """Compute y = gate * sigmoid(gate) * up. The parts share all vectors of all tokens."""
+    """Write gate * sigmoid(gate) * up to y. The parts share the vectors of all tokens."""
     tokens, width = load_i64(argument(a, SWIGLU.count)), (argument(a, SWIGLU.columns) + 15) // 16
     first, last = tokens * width * part // parts, tokens * width * (part + 1) // parts
     for t in range(first // width, (last + width - 1) // width):
@@ -78,7 +78,7 @@ def swiglu(a, part, parts, thread):
 
 @kernel
 def round_bf16(a, part, parts, thread):
-    """Compute y = x in BF16."""
+    """Write x, rounded to BF16, to y."""
     stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
     tokens, columns = load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -89,7 +89,7 @@ def round_bf16(a, part, parts, thread):
 
 @kernel
 def select(a, part, parts, thread):
-    """Compute y[i] = x[rows[i]]."""
+    """Copy row rows[i] of x to row i of y."""
     stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
     count = load_i64(argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
@@ -101,7 +101,7 @@ def select(a, part, parts, thread):
 
 @kernel
 def replace_ids(a, part, parts, thread):
-    """Compute y[t] = table[ids[t]]."""
+    """Write table[ids[t]] to y[t]."""
     table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
     tokens = load_i64(count)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -110,7 +110,7 @@ def replace_ids(a, part, parts, thread):
 
 @device
 def copy(x, y, columns):
-    """Copy exactly `columns` numbers."""
+    """Copy exactly `columns` numbers, without their padding."""
     for i in range(0, columns - 15, 16):
         store_f32x16(y + i * 4, load_f32x16(x + i * 4))
     for i in range(columns // 16 * 16, columns):
@@ -119,7 +119,7 @@ def copy(x, y, columns):
 
 @kernel
 def slice_columns(a, part, parts, thread):
-    """Compute y = some columns of every group of x, see SLICE_COLUMNS."""
+    """Copy some columns of every period of x to y, see SLICE_COLUMNS in arguments.py."""
     tokens, groups = load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
     count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -135,7 +135,7 @@ def slice_columns(a, part, parts, thread):
 
 @kernel
 def concat_heads(a, part, parts, thread):
-    """Compute y = the columns of x and z, interleaved by head."""
+    """Write to y, for each head, its columns of x and then its columns of z."""
     tokens, heads, shared = (
         load_i64(argument(a, CONCAT_HEADS.count)),
         argument(a, CONCAT_HEADS.heads),
@@ -157,7 +157,7 @@ def concat_heads(a, part, parts, thread):
 
 @kernel
 def angles(a, part, parts, thread):
-    """Compute cosine and sine of every position's rotation angles."""
+    """Write the cosine and the sine of every position's rotation angles to the table."""
     pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
     tokens = load_i64(argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -171,7 +171,7 @@ def angles(a, part, parts, thread):
 
 @device
 def rotate(x, y, cosine, sine):
-    """Rotate the pair of numbers at two addresses."""
+    """Rotate the pair of numbers at addresses x and y by an angle, given by its cosine and sine."""
     u, v = load_f32(x), load_f32(y)
     store_f32(x, u * cosine - v * sine)
     store_f32(y, u * sine + v * cosine)
@@ -179,7 +179,7 @@ def rotate(x, y, cosine, sine):
 
 @kernel
 def rope(a, part, parts, thread):
-    """Compute y = x with rotated pairs."""
+    """Write x with its pairs rotated to y (rotary position embedding)."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
     total = load_i64(argument(a, ROPE.count)) * heads
@@ -187,7 +187,7 @@ def rope(a, part, parts, thread):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
         x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
-        if x != y:  # copied first: turning in place is faster than from one place to another, by a fifth
+        if x != y:  # copied first: rotating in place is a fifth faster than from x to y
             copy(x, y, head_dim)
         for k in range(pairs):
             first = y + k * step

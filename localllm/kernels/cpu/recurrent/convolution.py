@@ -1,6 +1,6 @@
-"""Causal convolution over the tokens of a sequence, column by column (depthwise).
+"""Causal convolution over the tokens of a sequence, separately for each column (depthwise).
 
-Its state is a window of the last tokens: one less than there are taps.
+The state is a window: the x of the last taps - 1 tokens before the run.
 """
 
 from localllm.kernels.arguments import CONVOLVE
@@ -11,13 +11,16 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, sigmoid_f32
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """Return the address of token t, counted from the first of the run: those before it are in the window."""
+    """Return the address of the x of token t, counted from the sequence's first token in the run.
+
+    A negative t is a token before the run, which is in the window.
+    """
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
 @device
 def convolve_token(a, x, window, t, y, first, last):
-    """Convolve some columns, at bytes `first` to `last`."""
+    """Compute y for token t; first, last: offsets in bytes of the columns to compute."""
     taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
     row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
     for i in range(first, last, 64):
@@ -30,9 +33,9 @@ def convolve_token(a, x, window, t, y, first, last):
 
 @device
 def slide(a, x, count, window, target, first, last):
-    """Write the window of the last tokens after `count` more.
+    """Write the window after `count` more tokens to `target`.
 
-    Row by row in order, so that it may lie where the old one is.
+    Rows are written in order, so `target` may be the old window. first, last: offsets in bytes of the columns.
     """
     taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
     for row in range(taps - 1):
@@ -43,7 +46,7 @@ def slide(a, x, count, window, target, first, last):
 
 @kernel
 def convolve(a, part, parts, thread):
-    """Convolve columns; the parts share them."""
+    """Convolve all tokens. The parts share the columns."""
     width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
     first, last = width * part // parts * 64, width * (part + 1) // parts * 64
     for s in range(load_i64(argument(a, CONVOLVE.sequence_count))):

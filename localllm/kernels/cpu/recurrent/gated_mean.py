@@ -1,6 +1,7 @@
-"""The mean of the last few tokens of a sequence, weighted by their gates, column by column.
+"""A mean of the last few tokens of a sequence, weighted by the softmax of their gates, separately for each column.
 
-Its state is a window of the previous tokens and their gates, as in localllm.kernels.cpu.recurrent.convolution.
+The state is a window as in convolution.py, of the previous tokens' values and gates. GATED_MEAN in arguments.py
+explains taps, stretches and places.
 """
 
 from numba import float32
@@ -26,7 +27,10 @@ LOWEST = float32(-3e38)
 
 @device
 def gate_of(a, row, tap, i, lanes):
-    """Return the gates of a token for some columns: its own plus those of its place among the taps."""
+    """Return the gates of `lanes` columns from number i on, for a tap: those of the token plus the tap's own.
+
+    row: address of the token's row in x, from the columns of the tap's stretch on.
+    """
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
@@ -35,7 +39,7 @@ def gate_of(a, row, tap, i, lanes):
 
 @device
 def row_of_tap(a, x, window, row_bytes, t, tap):
-    """Return the address of the row that a tap averages for token t."""
+    """Return the address of the columns that a tap averages for token t."""
     taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
     row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
     return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
@@ -43,7 +47,10 @@ def row_of_tap(a, x, window, row_bytes, t, tap):
 
 @device
 def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
-    """Average columns `first` to `last`, over taps where there are tokens."""
+    """Compute y for token t, columns `first` to `last`. Taps before the beginning of the sequence do not count.
+
+    position: of the token in its sequence.
+    """
     taps = argument(a, GATED_MEAN.taps)
     for i in range(first, last, 16):
         lanes, top = min(16, last - i), splat_f32x16(LOWEST)
@@ -53,14 +60,14 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
         for tap in range(max(taps - 1 - position, 0), taps):
             row = row_of_tap(a, x, window, row_bytes, t, tap)
             gate = gate_of(a, row, tap, i, lanes)
-            weight = exp_f32x16(gate - top) + (gate - gate)  # what is not finite stays visible
+            weight = exp_f32x16(gate - top) + (gate - gate)  # NaN if the gate is not finite
             total, mean = total + weight, fma_f32x16(weight, load_lanes_f32x16(row + i * 4, lanes), mean)
         store_lanes_f32x16(y + i * 4, mean * reciprocal_f32x16(total), lanes)
 
 
 @device
 def slide(a, x, count, window, target, row_bytes, first, last):
-    """Write the window of the last tokens after `count` more, of some columns and their gates."""
+    """Write the window after `count` more tokens to `target`: columns `first` to `last`, their values and gates."""
     taps, stride, columns, sides = (
         argument(a, GATED_MEAN.taps),
         argument(a, GATED_MEAN.x_stride),
@@ -78,7 +85,7 @@ def slide(a, x, count, window, target, row_bytes, first, last):
 
 @kernel
 def gated_mean(a, part, parts, thread):
-    """Average columns by gates; the parts share them."""
+    """Average all tokens. The parts share the columns."""
     columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
     blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
     first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)

@@ -1,12 +1,12 @@
 """Recurrences whose state is a matrix for each head, [key_dim, value_dim]: keys write to it, queries read from it.
 
-Mamba 2 (Dao and Gu 2024) adds values to it; the gated delta rule (Yang et al. 2024) first takes away what the key would
-read. Columns of the state are independent of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in
-the innermost cache for all tokens of a run. A token reads and writes a block once, for the delta rule too: what the
-next key will read is summed up on the way.
+Mamba 2 (Dao and Gu 2024) adds key times value; the gated delta rule (Yang et al. 2024) first subtracts what the key
+would read. The columns of a state are independent of each other. 16 of them are a block, [key_dim][16], 8 KB for 128
+dimensions, which stays in the L1 cache for all tokens of a run. A token reads and writes a block once, by the delta
+rule, too: what the next key will read is summed up in the same pass.
 
-This takes 3 or 4 multiplications for each number of the state and token. The form that makes matrix products of 64
-tokens (of the same papers) takes 2.5 or 4.5, so there is nothing to gain from it on a processor without units for them.
+This takes 3 or 4 multiplications for each number of the state and token. The chunked form of the same papers, matrix
+products over 64 tokens, takes 2.5 or 4.5, so it would gain nothing on a processor without matrix units.
 """
 
 from localllm.kernels.arguments import HEAD_SCAN
@@ -28,13 +28,13 @@ from localllm.kernels.simd import (
 
 @device
 def splat_at(address):
-    """Return the number at an address in all lanes."""
+    """Load the float32 at an address into all lanes."""
     return splat_f32x16(load_f32(address))
 
 
 @device
 def read(block, k, key_dim):
-    """Multiply a key with a block of the state; return what it reads."""
+    """Multiply a key with a block of the state: f32x16, what the key reads of its 16 columns."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
@@ -46,7 +46,7 @@ def read(block, k, key_dim):
 
 @device
 def write(source, target, i, decay, d, k):
-    """Return row i of a block with a key's number times d."""
+    """Update row i of a block, from source to target: row * decay + k[i] * d. Return the new row."""
     row = fma_f32x16(splat_at(k + i * 4), d, load_f32x16(source + i * 64) * decay)
     store_f32x16(target + i * 64, row)
     return row
@@ -54,7 +54,7 @@ def write(source, target, i, decay, d, k):
 
 @device
 def advance(source, target, decay, d, k, q, key_dim):
-    """Apply a token to a block of the state, and return the query's product with the new block."""
+    """Apply a token to a block of the state, from source to target; return the query times the new block."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
@@ -67,7 +67,10 @@ def advance(source, target, decay, d, k, q, key_dim):
 
 @device
 def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
-    """Apply a token to a block of the state; return the query's and the next key's products with the new block."""
+    """Apply a token to a block of the state, from source to target.
+
+    Return the products of the query, and of the next token's key, with the new block.
+    """
     even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
@@ -86,9 +89,10 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
 
 @device
 def scan_plain(a, first, count, source, target, head, key, value, lanes):
-    """Process all tokens of a sequence, for a block.
+    """Process all tokens of a sequence for a block, without the delta rule.
 
-    key, value: the offsets of the block's numbers in the tokens' rows.
+    key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of the
+    block that exist.
     """
     key_dim = argument(a, HEAD_SCAN.key_dim)
     rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
@@ -106,29 +110,29 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
 
 @device
 def scan_delta(a, first, count, source, target, head, key, value, lanes):
-    """Process all tokens of a sequence by the delta rule."""
+    """Process all tokens of a sequence for a block by the delta rule. Parameters as in scan_plain."""
     key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
     rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
-    seen = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
+    key_reads = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
     for t in range(first, first + count):
         at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
         q, k = argument(a, HEAD_SCAN.q) + t * key_stride + key, argument(a, HEAD_SCAN.k) + t * key_stride + key
         next_k = k + key_stride if t + 1 < first + count else k
         v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
         decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
-        d = (v - decay * seen) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
-        y, seen = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
+        d = (v - decay * key_reads) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        y, key_reads = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
         store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
         source = target
 
 
 def make(rule):
-    """Make the kernel for "plain" sums, or for the "delta" rule."""
+    """Make the kernel; rule: "plain" (Mamba 2) or "delta"."""
     scan = {"plain": scan_plain, "delta": scan_delta}[rule]
 
     @kernel
     def head_scan(a, part, parts, thread):
-        """Scan heads; the parts share the blocks of all heads."""
+        """Process all tokens. The parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, HEAD_SCAN.heads) * blocks

@@ -1,8 +1,6 @@
-"""The recurrence of Mamba (Gu and Dao 2023).
+"""The recurrence of Mamba (Gu and Dao 2023): every column has its own state, [state_size], and decay rates.
 
-Every column has a state of its own, and forgets at its own rates.
-
-16 columns make a vector. Their states, 1 KB if there are 16 numbers in one, stay in the innermost cache for all tokens.
+16 columns make a vector. Their states, 1 KB for a state_size of 16, stay in the L1 cache for all tokens.
 """
 
 from localllm.kernels.arguments import SELECTIVE_SCAN
@@ -21,7 +19,10 @@ from localllm.kernels.simd import (
 
 @device
 def advance(source, target, rates, dt, input, b, c, y, state_size):
-    """Apply a token to 16 columns: update their states from source to target; return y plus their product with c."""
+    """Apply a token to the states of 16 columns, from source to target; return y plus their product with c.
+
+    input: dt * x.
+    """
     for n in range(state_size):
         kept = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
         state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), kept)
@@ -32,7 +33,7 @@ def advance(source, target, rates, dt, input, b, c, y, state_size):
 
 @device
 def scan(a, sequence, column):
-    """Process all tokens of a sequence, for 16 columns from number `column` on."""
+    """Process all tokens of a sequence for 16 columns from number `column` on."""
     first, count = tokens_of(sequence)
     stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4
@@ -50,7 +51,7 @@ def scan(a, sequence, column):
 
 @kernel
 def selective_scan(a, part, parts, thread):
-    """Scan columns; the parts share them."""
+    """Process all tokens. The parts share the columns."""
     width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
     for i in range(width * part // parts, width * (part + 1) // parts):
         for s in range(load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):

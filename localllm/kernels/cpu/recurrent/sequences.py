@@ -1,4 +1,4 @@
-"""The sequences of a run, for kernels of recurrent layers: where each has its tokens, and its state."""
+"""Reads the fields of a SEQUENCE that kernels of recurrent layers need: its tokens in the run, its states."""
 
 from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cpu.signature import argument, device
@@ -8,11 +8,11 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequence):
-    """Return the first token of a sequence in the run, and how many it has there."""
+    """Return the number of a sequence's first token in the run, and the number of its tokens there."""
     return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
 
 
 @device
 def states_of(sequence, offset):
-    """Return the source and target addresses of a part of its state."""
+    """Return the addresses of a part of the state, `offset` bytes from its beginning: before the run, and after it."""
     return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset

@@ -1,9 +1,9 @@
-"""Recurrences with a matrix state for each head, [key_dim, value_dim], whose rows decay separately.
+"""Recurrences like those of head_scan.py, but with a decay for each row of a head's state, which depends on the token.
 
-They work like head_scan.py, but every row of a state has a decay of its own, which depends on the token: linear
-attention with such gates (Yang et al. 2023); RWKV-6 (Peng et al. 2024), in which a token's key and value have weights
-of their own in its output; and RWKV-7 (Peng et al. 2025), whose state also gets b times its product with another
-vector, a. The delta rule of Kimi (2025) is a case of RWKV-7's.
+Three rules: "gated", linear attention with such gates (Yang et al. 2023); "first", RWKV-6 (Peng et al. 2024), in which
+a token's own key and value have extra weights in its output; "delta", RWKV-7 (Peng et al. 2025), whose state also gets
+b times its product with another vector, a. The delta rule of Kimi (2025) is a special case of RWKV-7's. The formulas
+are at WKV in arguments.py.
 """
 
 from localllm.kernels.arguments import WKV
@@ -22,8 +22,12 @@ from localllm.kernels.simd import (
 
 
 @device
-def gated(source, target, of_token, v, seen, y, read_next):
-    """Apply a token to a row of a block; return y plus the query's product with the new row, and read_next."""
+def gated(source, target, of_token, v, state_product, y, read_next):
+    """Apply a token to one row of a block, by the rule "gated".
+
+    of_token: addresses of the row's numbers of r, w, k, and two more vectors. Return y plus r times the new row, and
+    read_next unchanged.
+    """
     r, w, k, _, _ = of_token
     row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
     store_f32x16(target, row)
@@ -31,8 +35,11 @@ def gated(source, target, of_token, v, seen, y, read_next):
 
 
 @device
-def first(source, target, of_token, v, seen, y, read_next):
-    """Apply a token to a row of a block, but read the row before it changes; the token's own part has a weight."""
+def first(source, target, of_token, v, state_product, y, read_next):
+    """Apply a token to one row of a block, by the rule "first": y uses the old row, and k v with an extra weight.
+
+    Parameters and results as in `gated`.
+    """
     r, w, k, weight, _ = of_token
     old, new = load_f32x16(source), splat_at(k) * v
     store_f32x16(target, fma_f32x16(old, splat_at(w), new))
@@ -40,48 +47,56 @@ def first(source, target, of_token, v, seen, y, read_next):
 
 
 @device
-def delta(source, target, of_token, v, seen, y, read_next):
-    """Apply a token by the generalized delta rule; also add the next a's product with the new row to read_next.
+def delta(source, target, of_token, v, state_product, y, read_next):
+    """Apply a token to one row of a block, by the rule "delta".
 
-    seen: the product of a with the old state; b * seen is added to the row.
+    state_product: the product of a with the old state; b * seen is added to the row. Return y plus r times the new row, and
+    read_next plus the next token's a times the new row.
     """
     r, w, k, b, next_a = of_token
-    row = fma_f32x16(splat_at(b), seen, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
+    row = fma_f32x16(splat_at(b), state_product, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
     store_f32x16(target, row)
     return fma_f32x16(row, splat_at(r), y), fma_f32x16(row, splat_at(next_a), read_next)
 
 
 @device
 def moved(of_token, by):
-    """Move the addresses to a later row."""
+    """Return the addresses `by` bytes further."""
     r, w, k, b, next_a = of_token
     return r + by, w + by, k + by, b + by, next_a + by
 
 
 def scan_by(rule):
-    """Make a function that processes all tokens of a sequence for a block, by the rule for a row."""
+    """Make a function that processes all tokens of a sequence for a block; rule: `gated`, `first` or `delta`."""
 
     @device
-    def advance(source, target, of_token, v, seen, key_dim):
-        """Apply a token to a block of the state; return the query's and the next a's products with the new block."""
+    def advance(source, target, of_token, v, state_product, key_dim):
+        """Apply a token to a block of the state, from source to target.
+
+        Return the products of r, and of the next token's a, with the new block.
+        """
         even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64
-            even, even_next = rule(source + at, target + at, moved(of_token, i * 4), v, seen, even, even_next)
+            even, even_next = rule(source + at, target + at, moved(of_token, i * 4), v, state_product, even, even_next)
             at, rows = at + 64, moved(of_token, i * 4 + 4)
-            odd, odd_next = rule(source + at, target + at, rows, v, seen, odd, odd_next)
+            odd, odd_next = rule(source + at, target + at, rows, v, state_product, odd, odd_next)
         if key_dim % 2 == 1:
             at, rows = (key_dim - 1) * 64, moved(of_token, (key_dim - 1) * 4)
-            even, even_next = rule(source + at, target + at, rows, v, seen, even, even_next)
+            even, even_next = rule(source + at, target + at, rows, v, state_product, even, even_next)
         return even + odd, even_next + odd_next
 
     @device
     def scan(a, start, count, source, target, key, value, lanes):
-        """Process all tokens of a sequence, for a block; key, value: the offsets of its numbers in the tokens' rows."""
+        """Process all tokens of a sequence for a block.
+
+        key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of
+        the block that exist.
+        """
         key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
-        seen = zero_f32x16()
+        state_product = zero_f32x16()
         if rule is delta:
-            seen = read(source, argument(a, WKV.a) + start * key_stride + key, key_dim)
+            state_product = read(source, argument(a, WKV.a) + start * key_stride + key, key_dim)
         for t in range(start, start + count):
             of_key, at = t * key_stride + key, t * argument(a, WKV.stride) + value
             r, w, k = argument(a, WKV.r) + of_key, argument(a, WKV.w) + of_key, argument(a, WKV.k) + of_key
@@ -92,7 +107,7 @@ def scan_by(rule):
             if rule is first:
                 other = argument(a, WKV.first) + key
             v = load_lanes_f32x16(argument(a, WKV.v) + at, lanes)
-            y, seen = advance(source, target, (r, w, k, other, next_a), v, seen, key_dim)
+            y, state_product = advance(source, target, (r, w, k, other, next_a), v, state_product, key_dim)
             store_lanes_f32x16(argument(a, WKV.y) + at, y, lanes)
             source = target
 
@@ -100,12 +115,12 @@ def scan_by(rule):
 
 
 def make(rule):
-    """Make the kernel for "gated" sums, for "first" weights, or for the "delta" rule."""
+    """Make the kernel; rule: "gated", "first" or "delta"."""
     scan = scan_by({"gated": gated, "first": first, "delta": delta}[rule])
 
     @kernel
     def wkv(a, part, parts, thread):
-        """Scan heads; the parts share the blocks of all heads."""
+        """Process all tokens. The parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, WKV.key_dim), argument(a, WKV.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, WKV.heads) * blocks
