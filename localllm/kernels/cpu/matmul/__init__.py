@@ -1,0 +1,28 @@
+"""Products of matrices on a CPU, y = W x, for one token (decode) to many (prefill); and the routing of experts.
+
+Files, for quantized weights:
+
+- quantize.py: activations to int8 in two planes; matmul_quantized.py: the kernels, one variant for each range of token
+  counts (kernel_variants.py)
+- gemv_quantized.py: reads rows once, in the file's layout, for few tokens. Its inner products: gemv_int8_1.py (one
+  token), gemv_int8_pairs.py (several), gemv_int16.py (AVX2), gemv_k_sub_blocks.py (Q2_K, Q3_K with AVX512-VNNI);
+  row_shape.py is what they share
+- gemm_int16.py, gemm_int8.py: unpack a tile of rows once for many tokens, in both planes or the high one; tiles.py,
+  tile_dots.py, avx2_dots.py, requantize_tile.py and slab.py are their parts
+
+For F32, F16, BF16: matmul_float.py, tiles_f32.py, gemm_f16_words.py. For mixtures of experts: routing.py, experts.py.
+
+Local names mean the same in all these files:
+
+    a             address of the kernel's arguments
+    w             address of weights; s, m: of the rows' scales and minimums
+    x, high, low  addresses of activations; in tuples of vectors, x are those of tokens
+    c, n          addresses of the tokens' scales, and of the sums of their activations
+    y             address of the results
+    step          bytes from one row of weights to the next
+    t, v          number of a token in a tile, and of a vector of 16 rows
+    word          offset, in bytes, of 4 consecutive columns of a token
+
+"Words" in a file's name or text are 16-bit integers unless they are called 4-byte words. For group, chunk, run of 32
+columns, striped, plane, tile and slab see localllm/kernels/__init__.py.
+"""

@@ -1,4 +1,4 @@
-"""x[t] = row ids[t] of the embedding matrix, in float32."""
+"""Looks up rows of the embedding matrix and dequantizes them: x[t] = row ids[t], float32."""
 
 from localllm.kernels.arguments import EMBED
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN, make_blocks, make_plain

@@ -1,10 +1,9 @@
-"""The experts' matrix products (routing.py chooses the rows).
+"""Products of the experts' matrices, and copies of rows between the tokens' order and the experts' order.
 
-Gather rows by expert, multiply, and scatter the results back to the tokens.
-
-An expert's product is that of one matrix with its rows, which are contiguous: the kernel for one matrix does it, called
-with arguments of which the addresses are moved to the expert and its rows. So an expert with few rows reads its matrix
-as decode does, and one with many unpacks a tile once for all of them.
+routing.py gives each pair of a token and an expert a row; the rows of an expert are contiguous. The kernel for one
+matrix multiplies an expert's rows: it is called with a copy of its arguments, in which addresses are moved to the
+expert and its rows. So an expert with few rows reads its matrix as decode does, and one with many unpacks each tile
+once.
 """
 
 from localllm.kernels.arguments import (
@@ -34,38 +33,39 @@ from localllm.kernels.simd import (
     zero_f32x16,
 )
 
-ANY_NUMBER = 1 << 40  # of tokens
+ANY_NUMBER = 1 << 40  # of tokens: no limit
 
 
 @device
 def put(arguments, place, value):
-    """Change an argument."""
+    """Set argument number `place` in an argument array."""
     store_i64(arguments + place * 8, value)
 
 
-def make_experts(product, own, most_is_address, finish=None):
-    """Make the experts' kernel from the kernel for one matrix, whose declaration is `product`.
+def make_experts(product, declaration, most_is_address, finish=None):
+    """Make the kernel for all experts from the kernel for one matrix.
 
-    most_is_address: whether the argument `most_precise` is an address. finish(arguments, call, expert, memory) changes
-    further arguments of `call`, and may use `memory`.
+    product: the declaration of the kernel for one matrix; declaration: that of this kernel; most_is_address: whether the
+    argument `most_precise` of `product` is an address; finish(arguments, call, expert, memory): sets further arguments
+    in `call`, and may use `memory`, scratch memory after them.
     """
     words = len(product)
 
     @device
     def prepare(a, call, expert):
-        """Write the arguments of an expert's product to `call`, which is followed by scratch memory."""
+        """Write the arguments of an expert's product to `call`, an array at the beginning of the scratch memory."""
         for i in range(words):
             put(call, i, argument(a, i))
-        for i in range(argument(a, own.by_row_count)):
-            place, row_bytes = argument(a, own.by_row) + i * 16, argument(a, own.by_row) + i * 16 + 8
+        for i in range(argument(a, declaration.by_row_count)):
+            place, row_bytes = argument(a, declaration.by_row) + i * 16, argument(a, declaration.by_row) + i * 16 + 8
             moved = argument(call, load_i64(place)) + argument(expert, EXPERT.first) * load_i64(row_bytes)
             put(call, load_i64(place), moved)
-        distance = argument(expert, EXPERT.number) * argument(a, own.expert_bytes)
-        put(call, product.weights, argument(a, own.weights) + distance)
+        distance = argument(expert, EXPERT.number) * argument(a, declaration.expert_bytes)
+        put(call, product.weights, argument(a, declaration.weights) + distance)
         put(call, product.count, expert + 8 * EXPERT.count)
-        put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
-        most = load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
-        most = ANY_NUMBER if load_i64(argument(a, own.run_count)) <= most else 0
+        put(call, product.scratch, argument(a, declaration.scratch) + CALL_BYTES)
+        most = load_i64(argument(a, declaration.most_precise)) if most_is_address else argument(a, declaration.most_precise)
+        most = ANY_NUMBER if load_i64(argument(a, declaration.run_count)) <= most else 0
         if most_is_address:
             put(call, words, most)
             most = call + words * 8
@@ -75,12 +75,12 @@ def make_experts(product, own, most_is_address, finish=None):
 
     @kernel
     def experts(a, part, parts, thread):
-        slices = argument(a, own.slices)
-        units = load_i64(argument(a, own.active_count)) * slices
-        call = argument(a, own.scratch) + thread * argument(a, own.scratch_bytes)
+        slices = argument(a, declaration.slices)
+        units = load_i64(argument(a, declaration.active_count)) * slices
+        call = argument(a, declaration.scratch) + thread * argument(a, declaration.scratch_bytes)
         for unit in range(units * part // parts, units * (part + 1) // parts):
-            prepare(a, call, argument(a, own.active) + unit // slices * EXPERT_BYTES)
-            call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
+            prepare(a, call, argument(a, declaration.active) + unit // slices * EXPERT_BYTES)
+            call_kernel(argument(a, declaration.linear), call, unit % slices, slices, thread)
 
     return experts
 
@@ -91,7 +91,7 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 
 @kernel
 def gather(a, part, parts, thread):
-    """Copy rows to the experts' order."""
+    """Copy the rows of tokens to the order of the experts, times the pairs' weights if there are some."""
     rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, GATHER.pairs) + row * 8)
@@ -106,7 +106,7 @@ def gather(a, part, parts, thread):
 
 @kernel
 def from_heads(a, part, parts, thread):
-    """Copy the outputs of a token's experts, side by side."""
+    """Copy the results of a token's experts to the token's row, one after the other."""
     used, columns = argument(a, FROM_HEADS.used), argument(a, FROM_HEADS.columns)
     pairs = load_i64(argument(a, FROM_HEADS.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
@@ -119,7 +119,7 @@ def from_heads(a, part, parts, thread):
 
 @kernel
 def scatter(a, part, parts, thread):
-    """Add the outputs of a token's experts, in the order in which they were selected."""
+    """Add up the results of a token's experts, times their weights, in the order in which the experts were selected."""
     tokens, used, weights = (
         load_i64(argument(a, SCATTER.count)),
         argument(a, SCATTER.used),
@@ -142,7 +142,7 @@ def scatter(a, part, parts, thread):
 
 @kernel
 def add_by_expert(a, part, parts, thread):
-    """Add the vector of its expert to every row."""
+    """Add to every row the vector (bias) of its expert."""
     rows, stride = load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)

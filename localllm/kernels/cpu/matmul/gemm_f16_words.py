@@ -1,15 +1,17 @@
-"""F16 weights with many tokens, as integers.
+"""Products of F16 weights with many tokens in integers (AVX512-VNNI).
 
-Words of 14 bits, of which the CPU multiplies and adds pairs.
+Numbers are rounded to 14 bits and stored in 16-bit words, which the CPU multiplies in pairs. An instruction does twice
+as many multiplications as in float32: 512 tokens of a 1.2 B model take 0.64 of the time. Activations have a scale for
+every 32 columns of a token (a run), weights one for SLAB columns of a row. LARGEST is the largest number for which the
+sum of a run's products fits in 32 bits. The number of columns is a multiple of 16; if the last run has only 16 columns,
+zeros follow. Rounding costs 3e-8 of a product's mean square for normally distributed numbers, as much as rounding only
+the activations to F16 costs, which other programs do.
 
-Twice as many products as of float32 go into an instruction: 512 tokens of a 1.2 B model take 0.64 of the time. 32
-columns of a token, a run, share a scale, and SLAB columns of a row of weights; a sum of that many products of words up
-to LARGEST just fits into 32 bits. Columns come in sixteens; where the last run has 16 of them, zeros follow. What
-rounding costs, 3e-8 of a product's mean square for normally distributed numbers, is what rounding the activations alone
-to F16 would cost, as other programs do.
+Scratch memory, in order:
 
-Scratch: the words, [vector][pair of columns][16 rows][2]; the scales of the rows, [vector][16]; then 16 rows before
-they are transposed.
+    weights        int16 [vector][pair of columns][16 rows][2]
+    their scales   f32 [vector][16]
+    16 rows        int16, before they are transposed
 """
 
 from numba import float32
@@ -50,9 +52,9 @@ from localllm.kernels.simd import (
 )
 
 LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
-SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves the first cache room for some tokens
-TOGETHER = 600  # tokens at most: what a slab of more takes falls out of the second cache (1024: 1.2 times as long)
-WORDS_BYTES = SLAB * 32  # of a vector
+SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves room for some tokens in the L1 cache
+TOGETHER = 600  # most tokens per slab, so that their columns fit in the L2 cache (1024: 1.2 times as long)
+WORDS_BYTES = SLAB * 32  # bytes of a vector of 16 rows
 load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
 store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 dots = make_dots(range(0, 64, 4), dot_words_vnni_512)
@@ -61,14 +63,15 @@ add_run, times_rows = make_times(columns_at, ints), make_times(rows_at, floats)
 
 @device
 def in_runs(columns):
-    """Round up to whole runs."""
+    """Round the number of columns up to whole runs of 32."""
     return (columns + 31) // 32 * 32
 
 
 def make_to_words(load_16, width):
-    """Make a function (address, columns, target) -> scale.
+    """Make a function (address, columns, target) -> scale that converts numbers to 16-bit integers with one scale.
 
-    It converts numbers of `width` bytes, 16 or a multiple of them at a time, to words in runs.
+    load_16: loads 16 numbers; width: bytes of a number. The number of columns is a multiple of 16; target is padded to
+    whole runs of 32. The scale is NaN if a number is not finite.
     """
 
     @device
@@ -94,6 +97,7 @@ run_to_words = make_to_words(load_f32x16, 4)
 
 @kernel
 def quantize_words(a, part, parts, thread):
+    """Convert activations to 16-bit integers, with a scale for every 32 columns."""
     columns, tokens = argument(a, QUANTIZE_WORDS.columns), load_i64(argument(a, QUANTIZE_WORDS.count))
     stride, y_stride = argument(a, QUANTIZE_WORDS.stride), argument(a, QUANTIZE_WORDS.y_stride)
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -103,7 +107,7 @@ def quantize_words(a, part, parts, thread):
 
 
 def make_unpack_tile(load_16):
-    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
+    """Make a function that converts a slab of ROWS rows of weights to 16-bit integers in scratch memory."""
     row_to_words = make_to_words(load_16, 2)
 
     @device
@@ -122,7 +126,10 @@ def make_unpack_tile(load_16):
 
 @device
 def product(columns, w, x, c, stride):
-    """Multiply ROWS rows by TOKENS tokens, in units of the rows' scales."""
+    """Multiply ROWS rows by TOKENS tokens over a slab's columns.
+
+    The results still have to be multiplied by the rows' scales.
+    """
     totals = zero_floats()
     for run in range((columns + 31) // 32):
         sums = dots(zero_ints(), w + run * 1024, WORDS_BYTES, x + run * 64, stride)
@@ -131,7 +138,10 @@ def product(columns, w, x, c, stride):
 
 
 def make_prefill_words(load_16):
-    """Make a function (arguments, first tile, last + 1, tokens, scratch) for weights of 2 bytes."""
+    """Make a function (arguments, first tile, last tile + 1, tokens, scratch) that multiplies tiles with all tokens.
+
+    load_16: loads 16 weights, of 2 bytes each.
+    """
     unpack_tile, fetch_next = make_unpack_tile(load_16), make_fetch_next(512, SLAB)
 
     @device
@@ -144,7 +154,7 @@ def make_prefill_words(load_16):
                 width = min(SLAB, columns - column)
                 unpack_tile(a, row, column, width, scratch)
                 following = (row // ROWS, column + SLAB) if column + SLAB < columns else (row // ROWS + 1, 0)
-                for t in range(begin, end, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+                for t in range(begin, end, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
                     y, x = argument(a, LINEAR.y) + t * y_stride + row * 4, argument(a, LINEAR.halves) + t * stride
                     scales = x + in_runs(columns) * 2
                     tile = zero_floats()
@@ -160,8 +170,8 @@ def make_prefill_words(load_16):
 
     @device
     def prefill(a, first, last, tokens, scratch):
-        pieces = (tokens + TOGETHER - 1) // TOGETHER
-        size = (tokens + pieces * TOKENS - 1) // (pieces * TOKENS) * TOKENS
+        batches = (tokens + TOGETHER - 1) // TOGETHER
+        size = (tokens + batches * TOKENS - 1) // (batches * TOKENS) * TOKENS
         for begin in range(0, tokens, size):
             read(a, first, last, begin, min(begin + size, tokens), scratch)
 

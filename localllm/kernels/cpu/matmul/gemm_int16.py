@@ -1,10 +1,14 @@
-"""Multiply a slab of a tile of rows with all tokens, in the weights' own codes.
+"""Products of quantized weights with many tokens that keep the weights' own codes and scales, one slab at a time.
 
-It is used for so few tokens that both planes of the activations are multiplied. On CPUs that multiply words it is also
-used for more tokens, and for codes of few bits with the high plane alone.
+Used while both planes of the activations are multiplied, that is for moderate numbers of tokens. On CPUs with AVX2 only
+it is used for more tokens, too: with codes of few bits and the high plane, or with 16-bit words.
 
-Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
-before they are transposed.
+Scratch memory, in order (a "word" is 4 columns):
+
+    codes      u8 [vector][word][16 rows][4]
+    scales     f32 [vector][sub-block][16 rows]
+    minimums   f32 [vector][sub-block][16 rows]
+    16 rows    codes, scales and minimums before they are transposed
 """
 
 from numba import float32
@@ -32,9 +36,9 @@ from localllm.kernels.simd import load_f32x16, splat_f32x16, store_f32x2, store_
 
 
 def make_unpack(format):
-    """Make a function that unpacks a row of weights.
+    """Make a function (w, columns, codes, s_out, m_out) that unpacks a row of weights.
 
-    Codes become bytes [columns], scales and minimums f32 [columns / sub-block].
+    It writes codes u8 [columns], and scales and minimums f32 [columns / sub-block].
     """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums
     store, skip = (store_f32x8, 32) if format.sub_block == 32 else (store_f32x16, 64)
@@ -64,7 +68,7 @@ def make_unpack(format):
 
 
 def make_unpack_tile(format):
-    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
+    """Make a function that unpacks a slab of ROWS rows to scratch memory."""
     unpack, sub_block, group_bytes = make_unpack(format), format.sub_block, format.group_bytes
     has_minimum, scale_bytes = format.minimums is not None, 64 * SLAB // sub_block
 
@@ -89,9 +93,9 @@ def make_unpack_tile(format):
 
 
 def make_sub_block(format, words):
-    """Make a function that multiplies one sub-block, with words at these offsets, and adds it to a tile's totals.
+    """Make a function that multiplies one sub-block of a tile in both planes and adds to the tile's totals.
 
-    Products are in units of the low plane.
+    words: the offsets of the sub-block's words in x.
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
@@ -137,7 +141,10 @@ def make_tile(format):
 
 
 def make_precise_slab(format):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch) for both planes.
+
+    It unpacks a slab and multiplies it with all tokens.
+    """
     if HAS_AVX2_DOTS:
         return make_assembly_slab(format, True)
     product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
@@ -153,10 +160,11 @@ def make_precise_slab(format):
 
 
 def make_assembly_slab(format, is_exact):
-    """Make the slab product of a CPU with HAS_AVX2_DOTS: of words of both planes if exact, of the high plane if not.
+    """Make the function of make_precise_slab for CPUs with AVX2 only (avx2_dots.py).
 
-    Two vectors of 16 rows are multiplied with the same tokens, one after the other: activations, which come from the
-    second or third cache, are read half as often (1.04 times as fast).
+    is_exact: multiply both planes, as 16-bit words; otherwise the high plane, as bytes. Two vectors of 16 rows are
+    multiplied with the same tokens, one after the other, so activations, which come from the L2 or L3 cache, are read
+    half as often (1.04 times as fast).
     """
     unpack_tile, fetch_next = make_unpack_tile(format), make_fetch_next(format.group_bytes)
     add_products = make_assembly_product(format, is_exact)
@@ -167,7 +175,7 @@ def make_assembly_slab(format, is_exact):
         unpack_tile(a, tile, column, columns, scratch)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         vectors = min(VECTORS, (argument(a, LINEAR.rows) - tile * ROWS + 15) // 16)
-        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+        for t in range(0, tokens, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             for v in range(vectors):
@@ -177,21 +185,21 @@ def make_assembly_slab(format, is_exact):
 
 
 def make_assembly_product(format, is_exact):
-    """Make a function that adds the products of 16 rows and TOKENS tokens to y, or starts with them."""
+    """Make a function that adds the products of 16 rows and TOKENS tokens to y, or stores them there if is_first."""
     scale_bytes, has_chunks = 64 * SLAB // format.sub_block, format.chunk is not None
     add_groups, add_chunks = (
         make_add_runs(format, words, is_exact, VECTORS * scale_bytes) for words in (GROUP_WORDS, CHUNK_WORDS)
     )
     activations, size = (LINEAR.words, 2) if is_exact else (LINEAR.high, 1)
     sums, unit = (LINEAR.sums, float32(1.0)) if is_exact else (LINEAR.high_sums, float32(256.0))
-    sum_bytes = 8  # of a run
+    sum_bytes = 8  # bytes of a run's sums
     if format.has_integer_scales:
         sums, sum_bytes = LINEAR.excess, 4
 
     @inlined
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
         w, s = scratch + v * 16 * SLAB, scratch + VECTORS * 16 * SLAB + v * scale_bytes
-        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # where the rows lay before they were transposed
+        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # in the memory of the rows before they were transposed
         x, run = argument(a, activations) + size * place, place // 32
         c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
         stride = argument(a, LINEAR.columns) // 32 * sum_bytes

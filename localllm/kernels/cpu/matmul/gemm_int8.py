@@ -1,7 +1,10 @@
-"""Multiply a slab of a tile of rows with many tokens: requantized weights, the activations' high plane.
+"""Products of quantized weights with many tokens: weights requantized to bytes, activations in the high plane.
 
-Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
-transposed.
+Scratch memory, in order (a "word" is 4 columns; span: columns that share a scale, see requantize_tile.py):
+
+    weights   bytes [vector][word][16 rows][4]
+    scales    f32 [vector][columns / span][16 rows]
+    16 rows   weights and scales before they are transposed
 """
 
 from numba import types
@@ -31,12 +34,12 @@ from localllm.kernels.cpu.matmul.tiles import (
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import f32x2, f32x8, f32x16, u8x64
 
-PAIR = 64  # columns of a token that share a scale where there are so many tokens, see quantize.py
+PAIR = 64  # columns of a token that usually share a scale with so many tokens, see quantize.py
 first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, ints), make_times(columns_at, floats)
 
 
 def make_unpack(format):
-    """Make a function that unpacks a row to bytes [columns] and scales f32 [columns / span]."""
+    """Make a function (w, columns, codes, s) that unpacks a row to bytes [columns] and scales f32 [columns / span]."""
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     vector = f32x8 if format.sub_block == 32 else f32x16
     rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
@@ -57,7 +60,7 @@ def make_unpack(format):
 
 
 def make_unpack_chunk(format):
-    """Make the function for one chunk of 64 columns."""
+    """Make a function (w, codes, s) that unpacks a chunk of 64 columns to bytes and scales."""
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
     rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
@@ -70,7 +73,7 @@ def make_unpack_chunk(format):
 
 
 def make_unpack_tile(format):
-    """Make a function that unpacks a slab of ROWS rows to the scratch memory."""
+    """Make a function that unpacks a slab of ROWS rows to scratch memory."""
     unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
     scale_bytes = 64 * SLAB // columns_per_scale
 
@@ -93,11 +96,12 @@ def make_unpack_tile(format):
 
 
 def make_pair(format, words):
-    """Multiply 64 columns, two runs with words at these offsets, and add them to a tile's totals.
+    """Make a function that multiplies 64 columns, two runs of 32, and adds the results to a tile's totals.
 
-    Most tokens have one scale for both runs (quantize.py). Weights that also have one scale for both take 216
-    multiplications, of which 192 are dot products, those with two scales 228; if tokens had two scales, it would be 228
-    and 240.
+    words: the offsets of the first run's words in x; those of the second are 8 bytes further. Most tokens have one
+    scale for both runs (quantize.py), and then sums are scaled less often: 216 multiplications if weights have one
+    scale for both, too, of which 192 are dot products, or 228 with two scales of weights. With two scales of tokens it
+    would be 228 and 240.
     """
     of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
     s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
@@ -150,7 +154,10 @@ def make_tile(format):
 
 
 def make_fast_slab(format):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch) for the high plane.
+
+    It unpacks a slab and multiplies it with all tokens.
+    """
     product = make_tile(format)
 
     @inlined

@@ -1,9 +1,11 @@
-"""One or two rows times one to four tokens on CPUs that multiply words of 16 bits, not bytes: AVX2 without VNNI.
+"""Products of one or two rows with one to four tokens on CPUs that multiply 16-bit words, not bytes: AVX2 without VNNI.
 
-On them a dot product of bytes is two instructions, both planes of the activations need their own, and striped codes are
-shuffled to their places first. Instead both planes become words, 256 * high + low, once in each part of a product, in
-the order of formats/words.py. Decode of a 1.2 B model on a Zen 4 whose AVX-512 is hidden: 22 tokens/s before and 31 now
-in Q4_K, 13 and 28 in Q6_K.
+There a dot product of bytes takes two instructions, each plane of the activations needs its own, and striped codes are
+shuffled to their places first. Instead, each part of the step first combines both planes to 16-bit words, 256 * high +
+low, in the order in which formats/words.py unpacks codes. Decode of a 1.2 B model on a Zen 4 whose AVX-512 is hidden:
+22 tokens/s before and 31 now in Q4_K, 13 and 28 in Q6_K.
+
+A "unit" is one run of 32 columns, or a pair of runs, see formats/words.py.
 """
 
 from functools import reduce
@@ -44,21 +46,24 @@ from localllm.kernels.simd import (
 from localllm.kernels.simd.half import constant_like
 
 int64 = types.int64
-CHAINS = 2  # sums of a row, each of which waits for itself
-RUN = 64  # bytes of 32 activations
+CHAINS = 2  # independent sums of a row, because an addition waits for the previous one of its sum
+RUN = 64  # bytes of 32 activations as words
 
 
 def has_words(name, tokens=1):
-    """Return whether rows of a format are multiplied as words on this CPU, by one token or a few.
+    """Return whether this CPU multiplies rows of a format as 16-bit words with `tokens` tokens.
 
-    Products of codes up to 7 and bytes are added in 16 bits so often that 8 tokens of Q3_K take 0.83 of the time there;
-    of Q2_K, which has minimums, 1.6.
+    Exception: Q3_K with several tokens. Its codes, up to 7, times bytes are added in 16 bits so often that 8 tokens
+    take 0.83 of the time as bytes; Q2_K, which has minimums, takes 1.6.
     """
     return name in READERS and multiplies_words() and (tokens == 1 or name != "Q3_K")
 
 
 def words_of_run(builder, high, low, distance):
-    """Return the first 16 activations of a run and the last, whose stripes of 8 are `distance` bytes apart."""
+    """Combine both planes of a run of 32 activations to words: the first 16, and the last 16.
+
+    high, low: addresses of the run's first stripe of 8; distance: bytes from stripe to stripe.
+    """
     stripes = []
     for i in range(4):
         places = (builder.add(at, builder.mul(distance, I64(i))) for at in (high, low))
@@ -69,7 +74,11 @@ def words_of_run(builder, high, low, distance):
 
 
 def make_store_unit(in_pairs):
-    """Return an intrinsic (high, low, bytes between stripes, bytes between runs, words) that stores a unit's words."""
+    """Return an intrinsic that combines both planes of a unit's activations to words, and stores them.
+
+    Its parameters: high, low, bytes between stripes, bytes between runs, words. in_pairs: whether a unit is a pair of
+    runs.
+    """
 
     @operation(None, *[int64] * 5)
     def store_unit(builder, high, low, distance, apart, words):
@@ -85,7 +94,7 @@ def make_store_unit(in_pairs):
 
 
 def make_store_words(format):
-    """Make a function (arguments, words, tokens) that stores all activations, unit by unit."""
+    """Make a function (arguments, words, tokens) that stores all activations as words, unit by unit."""
     in_pairs = READERS[format.name].in_pairs
     store_unit, runs_at_once = make_store_unit(in_pairs), 2 if in_pairs else 1
 
@@ -111,20 +120,24 @@ def make_store_words(format):
 
 
 def keep_order(builder):
-    """Keep loads that follow this point after it.
+    """Emit a barrier: loads after this point stay after it.
 
-    Otherwise LLVM would load all tokens' activations first, for all rows, and have no registers left for the codes.
+    Otherwise LLVM would load the activations of all tokens first, for all rows, and have no registers left for the
+    codes.
     """
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
 def as_it_is(builder, value):
-    """Return a vector that LLVM keeps in a register: otherwise it merges two shuffles into a slower one."""
+    """Return the same vector, kept in a register, so that LLVM does not merge two shuffles into a slower one."""
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
 class Totals:
-    """The totals of `rows` rows and `tokens` tokens: for each, `chains` vectors all of whose lanes are its sum."""
+    """The totals of `rows` rows and `tokens` tokens: for each pair, `chains` vectors.
+
+    The sum of all their lanes is the result.
+    """
 
     def __init__(self, format, rows, tokens, shape):
         self.reader, self.rows, self.tokens = READERS[format.name], rows, tokens
@@ -134,10 +147,12 @@ class Totals:
         self.factors = types.UniTuple(shape.of_row, rows * shape.factors)
 
     def place(self, row, token, chain=0):
-        """Return the place of a vector among the totals."""
+        """Return the index of a vector among the totals."""
         return (token * self.rows + row) * self.chains + chain % self.chains
 
     def make_zero(self):
+        """Return an intrinsic () -> totals of zero."""
+
         @operation(self.totals)
         def zero(builder):
             return as_tuple(builder, [ir.Constant(f32x8.llvm, None)] * self.totals.count)
@@ -145,11 +160,14 @@ class Totals:
         return zero
 
     def make_add(self):
+        """Return the intrinsic `add`."""
+
         @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
         def add(builder, totals, w, step, factors, words, c, n, columns):
-            """Add the dot products of a group of 256 columns, or of a chunk of 64.
+            """Add the products of a group of 256 columns, or of a chunk of 64, to the totals.
 
-            words, c, n: of the first token; columns: of a row, from which the distance to the next token follows.
+            words, c, n: addresses for the first token; columns: of a row, from which the distances to the next token
+            follow.
             """
             totals, factors = elements(builder, totals), elements(builder, factors)
             scales = self.scales(builder, totals, factors, c, n, builder.lshr(columns, I64(2)))
@@ -169,7 +187,7 @@ class Totals:
         return add
 
     def dot(self, builder, codes, words):
-        """Multiply a unit's codes by the activations at an address."""
+        """Multiply a unit's codes by the activations at an address: f32x8, whose lanes belong to the unit's scales."""
         products = []
         for i, code in enumerate(codes):
             x = load_value(builder, builder.add(words, I64(RUN // 2 * i)), WORDS)
@@ -177,7 +195,10 @@ class Totals:
         return builder.sitofp(reduce(builder.add, products), f32x8.llvm)
 
     def scales(self, builder, totals, factors, c, n, distance):
-        """Return scales of rows times those of tokens [token][row]; add the terms of the codes' offsets or minimums."""
+        """Return the scales of rows times those of tokens, [token][row].
+
+        The terms for offsets or minimums are added to `totals`.
+        """
         scales = []
         for token in range(self.tokens):
             of_token, sums = (
@@ -193,14 +214,14 @@ class Totals:
         return scales
 
     def of_lanes(self, builder, address):
-        """Return a token's scales or sums, one for every 16 columns, in the lanes of the rows' scales."""
+        """Load a token's scales or sums, one for every 16 columns, in the order of the rows' scales."""
         value = self.shape.load(builder, address)
         return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
 
     def in_lanes(self, builder, scales):
-        """Return scales where `scale_of` finds them: those of four units in each half of a register.
+        """Rearrange scales as `scale_of` needs them: each half of a register gets those of four units.
 
-        Taking a scale from the other half costs three of Zen 3's instructions instead of one.
+        Taking a scale from the other half of a register takes three instructions of Zen 3 instead of one.
         """
         if self.reader.in_pairs:
             return [scales]
@@ -210,22 +231,24 @@ class Totals:
         return [as_it_is(builder, part) for part in parts]
 
     def scale_of(self, builder, scales, unit):
-        """Return a unit's scales in the lanes of its dot products."""
+        """Return a unit's scales, in the lanes of its dot products."""
         distance = self.shape.vectors if self.reader.in_pairs else 4
         first = unit if self.reader.in_pairs else unit % 4
         return shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
-        """Add the contribution of the codes' offset, or of the minimums."""
+        """Add the term for the codes' offset, or for the minimums, of a row and a token to the totals."""
         for i in range(0, self.shape.of_row.lanes, 8):
             at = self.place(row, token, i // 8)
             parts = (slice_of(builder, value, i, i + 8) for value in (factor, sums))
             totals[at] = multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
+        """Return the intrinsic `finish`."""
+
         @operation(None, self.totals, int64, int64)
         def finish(builder, totals, y, y_stride):
-            """Add up each row's sum to y [tokens, rows]."""
+            """Store the sum of the lanes of each row's totals to y [tokens, rows]."""
             totals = elements(builder, totals)
             for token in range(self.tokens):
                 of_token = builder.add(y, builder.mul(y_stride, I64(token)))
@@ -238,7 +261,7 @@ class Totals:
 
 
 def make_factors_of(format, rows):
-    """Make a function (w, bytes between rows) -> the rows' scales, and their minimums if there are some."""
+    """Make a function (w, step) that loads the scales, and the minimums if the format has some, of `rows` rows."""
     if format.name not in ("Q4_K", "Q5_K"):
         return make_factors(format.scales, format.minimums, rows)
     if rows == 1:
@@ -253,11 +276,11 @@ def make_factors_of(format, rows):
 
 
 def make_rows_in_words(format, rows, tokens=1):
-    """Make a function (arguments, address of a row, bytes to the next, y, words, first token) for `tokens` tokens.
+    """Make a function (arguments, w, step, y, words, first token) for `rows` rows and `tokens` tokens.
 
-    y, words: of the first token.
+    w: address of the first row; y, words: addresses for the first token.
     """
-    format = load_group_format(format.name, small_codes=True)  # scales belong to codes as the readers give them
+    format = load_group_format(format.name, small_codes=True)  # the readers of words yield codes with their plain scales
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()
@@ -289,14 +312,17 @@ def make_rows_in_words(format, rows, tokens=1):
 
 
 def make_one_in_words(format, rows):
-    """Return two functions for one token: one of (arguments, words), one of (arguments, w, bytes per row, y, words)."""
+    """Return two functions for one token.
+
+    (arguments, words) stores its activations as words; (arguments, w, step, y, words) multiplies `rows` rows.
+    """
     store, product = make_store_words(format), make_rows_in_words(format, rows)
     prepare = device(lambda a, words: store(a, words, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
 
 
 def make_few_in_words(format, rows):
-    """Make a function (arguments, w, bytes to the next row, y, tokens, words) for any number of tokens.
+    """Make a function (arguments, w, step, y, tokens, words) that multiplies `rows` rows with any number of tokens.
 
     Weights are unpacked once for every four tokens.
     """

@@ -1,7 +1,7 @@
-"""A group of 256 columns of one or two rows times one token, in both planes, for gemv_quantized.py.
+"""Intrinsics on tuples of vectors that multiply one or two rows with one token, in both planes.
 
-The lanes of the totals are sub-blocks. The totals of gemv_int8_pairs.py, with two lanes for each run of 32 columns,
-would do, too, but decode of a 1.2 B model in Q4_K is 4 % slower with it.
+gemv_quantized.py uses them. A lane of the totals belongs to a sub-block. The totals of gemv_int8_pairs.py, with two
+lanes for each run of 32 columns, would do, too, but decode of a 1.2 B model in Q4_K is 4 % slower with them.
 """
 
 from llvmlite import ir
@@ -31,18 +31,21 @@ int64 = types.int64
 class OneToken:
     """The totals of one token.
 
-    For sub-blocks of 32 they are one vector with 8 lanes of each row; for 16, a vector of 16 lanes for each row.
+    With sub-blocks of 32 they are one vector, 8 lanes for each row; with sub-blocks of 16, a vector of 16 lanes per
+    row.
     """
 
     def __init__(self, shape, rows):
         self.shape, self.rows, self.halves = shape, rows, shape.halves
         self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
         self.count = rows if self.halves == 2 else 1
-        self.together = rows * self.halves // self.count  # vectors of dot products that make one
+        self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
         self.totals = types.UniTuple(self.vector, self.count)
         self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
 
     def make_zero(self):
+        """Return an intrinsic () -> totals of zero."""
+
         @operation(self.totals)
         def zero(builder):
             return as_tuple(builder, [ir.Constant(self.vector.llvm, None)] * self.count)
@@ -50,11 +53,12 @@ class OneToken:
         return zero
 
     def make_add(self):
+        """Return the intrinsic `add`."""
         codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)
 
         @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
-            """Compute totals + x_scales * scales * dots + minimums * x_sums."""
+            """Return totals + x_scales * scales * dots + minimums * x_sums, for a group or a chunk."""
             totals, dots = elements(builder, totals), self.dots(builder, elements(builder, codes), high, low)
             factors = self.joined(builder, elements(builder, factors))
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
@@ -68,10 +72,10 @@ class OneToken:
         return add
 
     def dots(self, builder, codes, high, low):
-        """Compute dot products with the activations, 256 * high + low, of all rows, by half of the runs.
+        """Compute the dot products of all rows with the activations, 256 * high + low: i32x16, [row][half of the runs].
 
-        If there are few sums, each plane has its own: with both added one after the other, groups of Q4_K or Q4_0 in
-        the second-level cache took 1.03 times as long, waiting for the previous sum.
+        With few sums, each plane has sums of its own: when both planes were added to the same sums, groups of Q4_K or
+        Q4_0 in the L2 cache took 1.03 times as long, waiting for the previous addition.
         """
         nothing = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
         upper = self.with_dots(builder, nothing, codes, high)
@@ -94,13 +98,16 @@ class OneToken:
         return sums
 
     def joined(self, builder, factors):
-        """Return the rows' scales and minimums, in as many vectors as the totals have."""
+        """Join the rows' scales, and minimums, to as many vectors as the totals have."""
         if self.rows == self.count:
             return factors
         return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
-        """Add neighbouring lanes: of x, then of y for rows; of x and y alternately for halves."""
+        """Add neighbouring lanes of dot products, and convert to float.
+
+        Two rows: the lanes of x, then of y; halves of runs: those of x and y alternately.
+        """
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
             even = [2 * lane for lane in range(self.vector.lanes)]
@@ -108,15 +115,17 @@ class OneToken:
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
     def in_lanes(self, builder, values):
-        """Return a token's scales or sums in the lanes of the totals."""
+        """Rearrange a token's scales or sums to the lanes of the totals."""
         if self.halves == 2:
             return values
         return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
 
     def make_finish(self):
+        """Return the intrinsic `finish`."""
+
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Add up each row's sum to y [rows]."""
+            """Store the sum of the lanes of each row's totals to y [rows]."""
             totals = elements(builder, totals)
             if self.vector is f32x16:
                 pairs = [halves_of(builder, value) for value in totals]
@@ -134,9 +143,9 @@ def halves_of(builder, value):
 
 
 def sums_of_lanes(builder, vectors):
-    """Compute the sum of each vector of 8 floats, as lanes of one vector; there are 1 or 2.
+    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats, as lanes of one vector.
 
-    Neighbouring lanes are added.
+    Neighbouring lanes are added first.
     """
     count = len(vectors)
     if count == 2:

@@ -1,4 +1,4 @@
-"""A group of 256 columns of pairs of rows, as intrinsics on tuples of vectors, for gemv_quantized.py."""
+"""Intrinsics on tuples of vectors that multiply pairs of rows with a token, used by gemv_quantized.py."""
 
 from llvmlite import ir
 from numba import types
@@ -26,14 +26,16 @@ NEIGHBOURS = [lane ^ 1 for lane in range(16)]
 
 
 class RowTotals:
-    """The totals of a token: two rows share a vector, one in the even lanes, one in the odd ones.
+    """The totals of a token. Two rows share a vector, one in the even lanes, one in the odd lanes.
 
-    A row has a lane for every run of 32 columns; with sub-blocks of 16 columns, one vector has the first halves of the
-    runs, another one the second halves. Codes are interleaved once (`mix`), so that dot products are in these lanes.
-    Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: these units
-    are the bottleneck. For a group of four rows and one token in both planes, they need 38 cycles in Q4_K, of which 32
-    are dot products, and 41 in Q6_K; measured, with data in the caches: 39.5 and 44. The work that all tokens share
-    takes 50 to 90 cycles.
+    A row has a lane for each run of 32 columns. With sub-blocks of 16 columns, one vector is for the first halves of
+    the runs, another one for the second halves. Codes are interleaved once (`mix`), so that dot products are in these
+    lanes.
+
+    Dot products and multiplications of 64 bytes share two of Zen 4's four execution units, one result per cycle each,
+    and these units are the bottleneck. A group of four rows, with one token in both planes, keeps them busy for 38
+    cycles in Q4_K, of which 32 are dot products, and for 41 in Q6_K; measured, with data in the caches: 39.5 and 44.
+    The work that all tokens share takes 50 to 90 cycles.
     """
 
     def __init__(self, shape, rows, planes):
@@ -46,9 +48,14 @@ class RowTotals:
         self.factors = types.UniTuple(f32x16, shape.factors * self.count)
 
     def make_mix(self):
+        """Return the intrinsic `mix`."""
+
         @operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Interleave rows' codes: dot products of a pair's first row in even lanes, of the second in odd ones."""
+            """Interleave the codes of each pair of rows, 4 bytes at a time.
+
+            Then dot products of the first row are in even lanes, those of the second in odd lanes.
+            """
             words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
@@ -58,9 +65,11 @@ class RowTotals:
         return mix
 
     def make_spread(self):
+        """Return the intrinsic `spread`."""
+
         @operation(self.factors, self.of_rows)
         def spread(builder, factors):
-            """Spread the rows' scales and minimums to every lane of the totals."""
+            """Copy the rows' scales and minimums to all lanes of the totals that they belong to."""
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
             pairs = pairs_of(elements(builder, factors))
@@ -69,9 +78,11 @@ class RowTotals:
         return spread
 
     def make_add(self):
+        """Return the intrinsic `add`."""
+
         @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
-            """Compute totals + x_scales * scales * dots + minimums * x_sums, for one token."""
+            """Return totals + x_scales * scales * dots + minimums * x_sums, for one token and a group or a chunk."""
             totals, factors = elements(builder, totals), elements(builder, factors)
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
             n = self.shape.from_offset(builder, n)
@@ -86,9 +97,9 @@ class RowTotals:
         return add
 
     def dots(self, builder, codes, high, low):
-        """Compute dot products with the activations, 256 * high + low, in the lanes of the totals.
+        """Compute the dot products with the activations, 256 * high + low: [half][pair of rows].
 
-        The results are ordered by half, then by pair.
+        They are in the lanes of the totals.
         """
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
@@ -107,6 +118,8 @@ class RowTotals:
         return by_half
 
     def make_clear(self):
+        """Return an intrinsic (address) that stores totals of zero."""
+
         @operation(None, int64)
         def clear(builder, address):
             for i in range(self.count):
@@ -115,6 +128,8 @@ class RowTotals:
         return clear
 
     def make_load(self):
+        """Return an intrinsic (address) -> totals."""
+
         @operation(self.totals, int64)
         def load(builder, address):
             addresses = [builder.add(address, I64(64 * i)) for i in range(self.count)]
@@ -123,6 +138,8 @@ class RowTotals:
         return load
 
     def make_store(self):
+        """Return an intrinsic (address, totals) that stores totals."""
+
         @operation(None, int64, self.totals)
         def store(builder, address, totals):
             for i, value in enumerate(elements(builder, totals)):
@@ -131,12 +148,13 @@ class RowTotals:
         return store
 
     def make_finish(self):
+        """Return the intrinsic `finish`."""
+
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Add up each row's sum to y [rows].
+            """Store the sum of each row's totals to y [rows].
 
-            All rows are summed together: one by one, this took 4.5 ns a token, of the 32 ns for four rows of 576
-            columns.
+            All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
             """
             sums = sums_by_row(builder, [*self.by_run(builder, elements(builder, totals))])
             if self.planes == 1:
@@ -146,9 +164,9 @@ class RowTotals:
         return finish
 
     def by_run(self, builder, totals):
-        """Return each pair of rows' totals by run.
+        """Return the totals of each pair of rows by run.
 
-        With sub-blocks of 16, every fourth run and its halves are added.
+        With sub-blocks of 16, the two halves of runs are added, and lanes that are 8 apart.
         """
         if self.halves == 1:
             return totals
@@ -157,10 +175,10 @@ class RowTotals:
 
 
 def sums_by_row(builder, totals):
-    """Compute the sum of 2 or 4 rows, in lanes.
+    """Compute the sums of 2 or 4 rows, as lanes of one vector.
 
-    totals: of pairs of rows, whose lanes alternate. Neighbours are added first, as in gemv_int8_1.py, so that a token
-    gets the same result alone and among others.
+    totals: of pairs of rows, whose lanes alternate. Neighbouring runs are added first, as in gemv_int8_1.py, so that a
+    token gets the same result alone and among others.
     """
     size, rows = totals[0].type.count, 2 * len(totals)
     starts = range(0, size * len(totals), size)
@@ -174,7 +192,7 @@ def sums_by_row(builder, totals):
 
 
 def pairs_of(values):
-    """Pair neighbours, two by two."""
+    """Pair neighbours: the first with the second, the third with the fourth, and so on."""
     return zip(values[::2], values[1::2], strict=True)
 
 

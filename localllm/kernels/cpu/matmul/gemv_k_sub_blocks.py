@@ -1,11 +1,10 @@
-"""Two rows of Q2_K or Q3_K times one token, with a lane of four bytes for each sub-block (AVX-512 VNNI).
+"""Products of two rows of Q2_K or Q3_K with one token, with a 4-byte vector lane for each sub-block (AVX512-VNNI).
 
-Striped codes have two lanes of every vector for a run of 32 columns: a sub-block of 16 is in both, and each half of a
-run has its own sums, which have to be shuffled. Here a sub-block is one lane in all four vectors, so that sums are in
-the lanes of their scales, and codes move only within groups of 16 bytes, as they lie in the file
-(formats/sub_blocks.py). For that, each part of a product first puts the activations in this order. From the
-second-level cache, one core of a Zen 4 reads Q2_K at 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns),
-against 12.6 and 13.3 striped.
+With striped codes, a run of 32 columns has two lanes of every vector, a sub-block of 16 is in both, and the halves of
+runs have separate sums, which have to be shuffled. Here a sub-block has one lane in all four vectors: sums are in the
+lanes of their scales, and codes move only within 16 bytes, as they lie in the file (formats/sub_blocks.py). For that,
+each part of the step first puts the activations in the same order. From the L2 cache, one core of a Zen 4 reads Q2_K at
+17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
 """
 
 from llvmlite import ir
@@ -35,16 +34,20 @@ from localllm.kernels.simd import (
 from localllm.kernels.simd.half import constant_like
 
 int64 = types.int64
-SCALES = 512  # behind both planes of 256 activations
+SCALES = 512  # offset of the scales, after both planes of 256 activations
 
 
 def has_sub_blocks(name):
-    """Return whether rows of a format are multiplied by sub-blocks on this CPU."""
+    """Return whether this CPU multiplies rows of a format by sub-blocks."""
     return name in READERS and this_lane().has_vnni
 
 
 def make_store(reader):
-    """Return an intrinsic that puts 256 activations in the order of a format: both planes, then scales and sums."""
+    """Return an intrinsic that stores 256 activations in the order of a format's codes.
+
+    Its parameters: high, low, scales, sums, target. It stores, in order: the high plane, the low plane, then scales and
+    sums, f32x16 each.
+    """
     orders = []
     for v in range(4):
         quads = [((v + reader.turn * i) % 4, reader.runs[i] + 4 * part) for part, _, i in LANES]
@@ -70,7 +73,7 @@ def make_store(reader):
 
 
 def make_store_ordered(format):
-    """Make a function (arguments of the kernel, memory) that puts all activations of the token there."""
+    """Make a function (arguments, memory) that stores all activations of the token in the order of the codes."""
     store = make_store(READERS[format.name])
 
     @device
@@ -84,13 +87,15 @@ def make_store_ordered(format):
 
 
 class OneTokenBySubBlock:
-    """The totals: for each of two rows a vector, whose lanes are sub-blocks."""
+    """The totals of one token: a vector for each of two rows, whose lanes are sub-blocks."""
 
     def __init__(self, format):
         self.reader, self.shape = READERS[format.name], group_shape(format)
         self.totals = types.UniTuple(f32x16, 2)
 
     def make_zero(self):
+        """Return an intrinsic () -> totals of zero."""
+
         @operation(self.totals)
         def zero(builder):
             return as_tuple(builder, [ir.Constant(f32x16.llvm, None)] * 2)
@@ -98,35 +103,39 @@ class OneTokenBySubBlock:
         return zero
 
     def make_add(self):
+        """Return the intrinsic `add`."""
+
         @operation(self.totals, self.totals, *[int64] * 3)
         def add(builder, totals, w, step, x):
-            """Add the dot products of a group of 256 columns."""
+            """Add the products of a group of 256 columns to the totals; x: address of the ordered activations."""
             rows = [w, builder.add(w, step)]
             codes, factors = [self.reader.codes(builder, row) for row in rows], self.reader.factors(builder, rows)
             high, low = (self.dots(builder, codes, builder.add(x, I64(at))) for at in (0, 256))
             c, n = (load_value(builder, builder.add(x, I64(at)), f32x16.llvm) for at in (SCALES, SCALES + 64))
-            added = []
+            results = []
             for total, upper, lower, of_row in zip(elements(builder, totals), high, low, factors, strict=True):
                 dot = builder.add(builder.shl(upper, constant_like(upper, 8)), lower)
                 dot = builder.sitofp(dot, f32x16.llvm)
-                added.append(self.shape.scaled(builder, total, dot, of_row, c, n))
-            return as_tuple(builder, added)
+                results.append(self.shape.scaled(builder, total, dot, of_row, c, n))
+            return as_tuple(builder, results)
 
         return add
 
     def dots(self, builder, codes, plane):
-        """Compute dot products of both rows with a plane of the activations."""
+        """Compute the dot products of both rows with one plane of the activations."""
         numbers = [load_value(builder, builder.add(plane, I64(64 * v)), u8x64.llvm) for v in range(4)]
         nothing = ir.Constant(i32x16.llvm, None)
         pairs = ([*zip(of_row, numbers, strict=True)] for of_row in codes)
         return [dots_in_words(builder, nothing, of_row, self.shape.largest) for of_row in pairs]
 
     def make_finish(self):
+        """Return the intrinsic `finish`."""
+
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Add up each row's sum to y [2], in the order of gemv_int8_1.py.
+            """Store the sum of each row's lanes to y [2].
 
-            So a token gets the same result alone and among others.
+            They are added in the order of gemv_int8_1.py, so that a token gets the same result alone and among others.
             """
             sums, runs = elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
@@ -140,7 +149,7 @@ class OneTokenBySubBlock:
 
 
 def make_one_by_sub_block(format):
-    """Make a function (arguments, address of two rows, row stride, y, activations) for one token."""
+    """Make a function (arguments, w, step, y, ordered activations) that multiplies two rows with one token."""
     steps, fetch, group_bytes = OneTokenBySubBlock(format), make_fetch(format, 2), format.group_bytes
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
 

@@ -1,8 +1,10 @@
-"""The dot products of one to four rows of block-quantized weights with a few tokens: decode and small batches.
+"""Products of one to four rows of quantized weights with a few tokens: decode and small batches.
 
-A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one token, memory speed
-is the limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one:
-y = sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations).
+A row is read once, in the file's layout, as a stream, and is unpacked once for all tokens; for one token, the speed of
+memory is the limit. With weight = s * (code - offset) or s * code + m, and activation = c * q (q in both planes, or the
+high one):
+
+    y = the sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations)
 """
 
 from numba import types
@@ -14,15 +16,15 @@ from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import I64, constant_f32, f32x8, four_times_f32x2, operation, prefetch_line
 
-# Bytes between the weights in use and those asked for: far ahead for the second cache, in the order of the file even if
-# two rows are read side by side, then for the first. One core of two reads Q4_K at 22 GB/s in rows of 2048 columns or
-# 8192; with nothing but 4096 ahead for the first cache that was 22 and 15, with 8192 ahead for the second 19 and 22.
+# Distance, in bytes, of prefetches: AHEAD into the L2 cache, in the order of the file even if two rows are read side by
+# side, then NEAR into the L1 cache. One of two cores reads Q4_K at 22 GB/s in rows of 2048 or 8192 columns; with 4096
+# bytes ahead into the L1 cache only, that was 22 and 15, with 8192 ahead into the L2 cache only, 19 and 22.
 AHEAD, NEAR = 8192, 1024
 int64, quarter = types.int64, constant_f32(f32x8, 0.25)
 
 
 def make_ask_for(size, locality):
-    """Return an intrinsic that prefetches `size` bytes."""
+    """Return an intrinsic (address) that prefetches `size` bytes; locality: see prefetch_line."""
 
     @operation(None, int64)
     def ask_for(builder, address):
@@ -34,17 +36,20 @@ def make_ask_for(size, locality):
 
 @inlined
 def activations(a, sums):
-    """Return the addresses of the first token's activations: high and low plane, scales, sums (the argument `sums`)."""
+    """Return the addresses of the first token's high plane, low plane, scales and sums.
+
+    sums: the argument with the sums.
+    """
     return argument(a, LINEAR.high), argument(a, LINEAR.low), argument(a, LINEAR.scales), argument(a, sums)
 
 
 def make_each(function, rows):
-    """Make a function (w, bytes between rows) -> tuple of the results of `function` at each row."""
+    """Make a function (w, step) that returns the results of `function` at `rows` rows as a tuple."""
     return make_joined(inlined(lambda w, step: (function(w),)), rows)
 
 
 def make_joined(function, rows):
-    """Make a function (w, bytes between rows) -> the tuples that `function` finds at each row, joined to one."""
+    """Make a function (w, step) that joins the tuples that `function` returns at `rows` rows."""
     if rows == 1:
         return inlined(lambda w, step: function(w, step))
     half, distance = make_joined(function, rows // 2), rows // 2
@@ -52,12 +57,12 @@ def make_joined(function, rows):
 
 
 def make_codes(codes, rows):
-    """Make the function for the four vectors of codes."""
+    """Make a function (w, step) that reads the codes of a group of `rows` rows."""
     return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_factors(scales, minimums, rows):
-    """Make the function for scales, and minimums if there are some, of all rows."""
+    """Make a function (w, step) that reads the scales, and the minimums if there are some, of `rows` rows."""
     scales = make_each(scales, rows)
     if minimums is None:
         return scales
@@ -66,12 +71,15 @@ def make_factors(scales, minimums, rows):
 
 
 def make_group(format, rows):
-    """Return two functions (w, bytes between rows): the codes of a group, and its factors."""
+    """Return two functions (w, step) for a group of `rows` rows: one reads the codes, one the scales and minimums."""
     return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
 
 
 def make_chunk(format, rows):
-    """Make a function for a chunk, whose scales and minimums are repeated as row_shape.py asks."""
+    """Return two functions (w, step) for a chunk of `rows` rows: one reads the codes, one the scales and minimums.
+
+    The two scales of a chunk are repeated as row_shape.py expects.
+    """
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
@@ -79,7 +87,7 @@ def make_chunk(format, rows):
 
 
 def make_fetch(format, rows):
-    """Make a function (w, bytes between rows, `ahead`) that prefetches a group's weights."""
+    """Make a function (w, step, ahead) that prefetches weights: a group of all rows from `ahead` on, and near ones."""
     fetch, fetch_near = make_ask_for(rows * format.group_bytes, 2), make_ask_for(format.group_bytes, 3)
 
     @inlined
@@ -96,9 +104,10 @@ def make_fetch(format, rows):
 
 
 def make_take(format, shape, read, rows, planes):
-    """Make a function (w, bytes between rows, high, low, scales, sums, columns, tokens, scratch).
+    """Make a function that adds the products of a group or a chunk of `rows` rows to the totals of all tokens.
 
-    It adds the products of a group or a chunk, which `read` unpacks, to the totals of all tokens.
+    Its parameters: w, step, high, low, scales, sums, columns, tokens, scratch. read: make_group or make_chunk. Totals
+    are in scratch memory.
     """
     steps, (codes, factors) = RowTotals(shape, rows, planes), read(format, rows)
     mix, spread, add, size = steps.make_mix(), steps.make_spread(), steps.make_add(), steps.size
@@ -115,10 +124,9 @@ def make_take(format, shape, read, rows, planes):
 
 
 def make_row(format, rows, planes):
-    """Make a function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
+    """Make a function (arguments, w, step, y, tokens, scratch) that multiplies `rows` rows with a few tokens.
 
-    It multiplies `rows` rows at a time; y is where the results of the first token go. Totals are kept in the scratch
-    memory.
+    y: address of the first token's results; planes: 2, or 1 for the high plane. Totals are kept in scratch memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)
@@ -151,10 +159,7 @@ def make_row(format, rows, planes):
 
 
 def make_one(format, rows):
-    """Make a function (arguments of the kernel, address of a row, bytes to the next, y) for one token.
-
-    It uses both planes of the activations.
-    """
+    """Make a function (arguments, w, step, y) that multiplies `rows` rows with one token, in both planes."""
     steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
     codes, factors = make_group(format, rows)
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()

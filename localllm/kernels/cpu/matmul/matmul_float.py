@@ -1,9 +1,13 @@
-"""y = W x in float32, for float weights and, untuned, for block formats without integer kernels.
+"""y = W x in float32, for float weights and, not optimized, for block formats without integer kernels.
 
-One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
-float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
-column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights are multiplied with
-activations rounded to BF16, if the CPU can (error 3e-6, twice the speed), and F16 weights as in gemm_f16_words.py.
+- one token: four rows are read side by side
+- up to 8 tokens: each row is read once, as a stream (a row of blocks is converted to float32 first), and 4 tokens share
+  each load
+- more tokens: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with all
+  tokens
+  in register tiles
+- large batches: BF16 weights are multiplied with activations rounded to BF16, if the CPU can (error 3e-6, twice the
+  speed), and F16 weights as in gemm_f16_words.py
 """
 
 from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
@@ -36,15 +40,15 @@ from localllm.kernels.simd import (
     transpose_f32,
 )
 
-# Bytes between the weights in use and those asked for. Into the second cache: of F16, one core reads 27 GB/s so, 21
-# without, and 12 if lines are asked for by the first cache, which cannot wait for so many.
+# Distance, in bytes, of prefetches into the L2 cache. One core reads F16 at 27 GB/s with them, at 21 without, and at 12
+# with prefetches into the L1 cache, which cannot have as many loads in flight.
 AHEAD = 2048
-# Rows that are read side by side for one token, each meeting the same activations: 8192 numbers of these fill the
-# first cache, and come from the second for every row otherwise. One core reads F16 in rows of 8192 columns at 22 GB/s
-# so and 13 one by one; two rows are 5 % slower than four. What comes next is asked for in the order of the file: row by
-# row 15 % slower.
+# Rows that are read side by side for one token, and share each load of its activations: 8192 of these fill the L1
+# cache, so row by row they would come from the L2 cache. One core reads F16 in rows of 8192 columns at 22 GB/s like
+# this, at 13 row by row; two rows are 5 % slower than four. Prefetches follow the order of the file; row by row they
+# are 15 % slower.
 TOGETHER = 4
-FEW = 8  # tokens, for which rows are read as in decode
+FEW = 8  # most tokens for which rows are read as in decode
 
 PLAIN = {
     "F32": (4, load_f32, load_f32x16),
@@ -60,7 +64,10 @@ store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_so
 
 
 def make_plain(width, load_one, load_16):
-    """Make `load_row` for numbers of `width` bytes."""
+    """Make a function (w, columns, out) that converts a row of numbers to float32.
+
+    width: bytes of a number; load_one, load_16: load one number, or 16.
+    """
 
     @device
     def load_row(w, columns, out):
@@ -73,7 +80,7 @@ def make_plain(width, load_one, load_16):
 
 
 def make_blocks(format_name):
-    """Make `load_row` for a block format, one block after the other."""
+    """Make a function (w, columns, out) that dequantizes a row of a block format to float32."""
     from localllm.kernels.formats.scalar import unpacker
     from localllm.quant.formats import BY_NAME
 
@@ -88,7 +95,7 @@ def make_blocks(format_name):
 
 
 def make_dot(tokens, width, load_one, load_16):
-    """Make a function that computes the dot products of a row with `tokens` tokens, which go to y."""
+    """Make a function that writes the dot products of a row with `tokens` tokens to y. Parameters as in make_plain."""
     multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
     store_sums = make_store_sums(tokens)
 
@@ -112,7 +119,10 @@ def make_dot(tokens, width, load_one, load_16):
 
 
 def make_side_by_side(width, load_one, load_16):
-    """Make a function that writes the dot products of TOGETHER rows with one token to y, each summed as by make_dot."""
+    """Make a function that writes the dot products of TOGETHER rows with one token to y.
+
+    Each row is summed in the same order as by make_dot. Parameters as in make_plain.
+    """
     multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
     store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
 
@@ -136,7 +146,7 @@ def make_side_by_side(width, load_one, load_16):
 
 
 def make_load_rows(count, load_16):
-    """Make a function (address, bytes between rows): 16 numbers of each of `count` rows, a power of two."""
+    """Make a function (address, bytes between rows) that loads 16 numbers of each of `count` rows, a power of two."""
     if count == 1:
         return inlined(lambda w, step: (load_16(w),))
     half, distance = make_load_rows(count // 2, load_16), count // 2
@@ -144,7 +154,10 @@ def make_load_rows(count, load_16):
 
 
 def make_one_token(format_name):
-    """Make a function that multiplies rows first to last with one token, and returns the first row left over."""
+    """Make a function (arguments, first, last) that multiplies rows first to last with one token, TOGETHER at a time.
+
+    It returns the number of the first row that is left over.
+    """
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
@@ -159,7 +172,7 @@ def make_one_token(format_name):
 
 
 def make_few(format_name, load_row):
-    """Make a function for up to FEW tokens: row by row, 4 tokens at a time."""
+    """Make a function that multiplies rows with up to FEW tokens: row by row, 4 tokens at a time."""
     plain = format_name in PLAIN
     one_token = make_one_token(format_name) if plain else None
     dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
@@ -179,16 +192,16 @@ def make_few(format_name, load_row):
                 x, y = argument(a, LINEAR.x) + t * x_stride, argument(a, LINEAR.y) + t * y_stride + r * 4
                 if tokens - t == 1:
                     dot_1(w, columns, x, x_stride, y, y_stride)
-                else:  # up to 3 tokens too many, whose results nobody reads
+                else:  # with up to 3 tokens too many, whose results are not used
                     dot_4(w, columns, x, x_stride, y, y_stride)
 
     return few
 
 
 def make_slab(width, load_row):
-    """Make a function that unpacks a slab of 16 * COLUMNS rows to 32-bit words: [COLUMNS][words of a row][16 rows].
+    """Make a function that unpacks a slab of 16 * COLUMNS rows to 4-byte words: [COLUMNS][words of a row][16 rows].
 
-    width: 2 if a word is a pair of BF16 as in the file, 0 if it is a float32 number.  load_row: unpacks one row.
+    width: 2 if a word is a pair of BF16 as in the file, 0 if it is a float32; load_row(w, words, out): unpacks one row.
     """
 
     @device
@@ -206,9 +219,10 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """Make a function that multiplies some slabs of rows with all tokens, whose arguments are x_at and stride_at.
+    """Make a function (arguments, first, last, tokens, scratch) that multiplies slabs first to last with all tokens.
 
-    pairs: whether numbers are multiplied as pairs of BF16.
+    x_at, stride_at: the arguments that are the tokens' address and stride; product: multiplies a register tile; pairs:
+    whether numbers are multiplied as pairs of BF16.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)
@@ -222,7 +236,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
-                for t in range(0, tokens, ROWS):  # and up to ROWS - 1 too many, whose results nobody reads
+                for t in range(0, tokens, ROWS):  # with up to ROWS - 1 tokens too many, whose results are not used
                     y = argument(a, LINEAR.y) + t * y_stride + row * 4
                     x = argument(a, x_at) + t * x_stride + column * 4 // per_word
                     tile = zero_tile()
@@ -240,7 +254,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 
 
 def block_of(format_name):
-    """Return the weights and bytes of a block."""
+    """Return the weights of a block, and its bytes."""
     from localllm.quant.formats import BY_NAME
 
     return BY_NAME[format_name].block, BY_NAME[format_name].bytes

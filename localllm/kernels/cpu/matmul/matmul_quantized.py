@@ -1,13 +1,16 @@
-"""y = W x for block-quantized weights and activations in two planes of int8 (see quantize.py).
+"""y = W x for quantized weights and activations in two planes of int8 (quantize.py). A kernel variant for each case:
 
-One token, and a few: each row of W is read once, in the file's layout (gemv_quantized.py). More tokens (prefill): a
-tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic limits.
-Batches of up to `most tokens` use both planes of the activations, which is practically exact (gemm_int16.py); larger
-ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (gemm_int8.py). One token
-always uses both. Each of these is a kernel (kernel_variants.py).
+- one token, or a few: each row of W is read once, in the file's layout (gemv_quantized.py)
+- more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers
+  (tiles.py);
+  arithmetic is the limit
 
-The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
-pass by; sums wait in y from slab to slab.
+Up to `most_precise` tokens, both planes of the activations are multiplied, which is practically exact (gemm_int16.py).
+Larger batches use the high plane alone, as other programs do, and weights requantized to bytes (gemm_int8.py). One
+token always uses both planes. kernel_variants.py chooses.
+
+A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L2 cache while all tokens are multiplied
+with them. Sums wait in y from one slab to the next.
 """
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
@@ -29,12 +32,12 @@ from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
 
-# Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
-# GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
+# Bytes of 256 weights up to which decode is limited by arithmetic, not by memory, so that rows are read in pairs. One
+# core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
-# Tiles that meet a slab's columns of all tokens one after the other, while those are in the second cache, if rows are
-# longer than WIDE: 512 tokens of 8192 columns came from the third cache for every tile, and took 1.08 to 1.12 times as
-# long. Of 2048 columns they take 1.01 times as long in turn: sums go to the second cache and back more often.
+# If rows are longer than WIDE, TILES tiles take turns slab by slab, so that the tokens' columns of a slab stay in the
+# L2 cache for all of them: 512 tokens of 8192 columns came from the L3 cache for every tile, and took 1.08 to 1.12
+# times as long. With 2048 columns, taking turns takes 1.01 times as long, because sums are written and read more often.
 TILES, WIDE = 4, 2 * SLAB
 
 
@@ -53,18 +56,22 @@ def make_one_token(format):
         row_bytes = argument(a, LINEAR.row_bytes)
         prepare(a, scratch)
         for r in range(first, last, at_once):
-            step = row_bytes if r + 1 < last else 0  # no second row: the same once more, for a padding column of y
+            step = row_bytes if r + 1 < last else 0  # without a second row, the same row again, for a padding column of y
             one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4, scratch)
 
     return one_token
 
 
 def without_words(one):
+    """Add an unused parameter `scratch` to a function (arguments, w, step, y)."""
     return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
 
 
 def make_few(format, together, planes):
-    """Make a function that multiplies rows with a few tokens, `together` rows at a time."""
+    """Make a function that multiplies rows first to last with a few tokens, `together` rows at a time.
+
+    planes: 2, or 1 for the high plane.
+    """
     prepare, row = device(lambda a, scratch, tokens: None), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_in_words(format, together)
@@ -75,7 +82,7 @@ def make_few(format, together, planes):
         row_bytes, r = argument(a, LINEAR.row_bytes), first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
-            step = row_bytes if r + together <= last else 0  # the same row again, for those behind or padding of y
+            step = row_bytes if r + together <= last else 0  # near the end, the same row again; its extra results are overwritten or padding
             row(a, w, step, y, tokens, scratch)
             r += together if step else 1
 
@@ -84,9 +91,9 @@ def make_few(format, together, planes):
 
 @device
 def following(tile, group, end, column, columns):
-    """Return the tile and the column of the next slab.
+    """Return the tile and the column of the slab that is multiplied next.
 
-    The tiles from `group` to `end` take turns.
+    The tiles from `group` to `end` take turns, slab by slab.
     """
     if tile + 1 < end:
         return tile + 1, column
@@ -96,7 +103,10 @@ def following(tile, group, end, column, columns):
 
 
 def make_rows(multiply):
-    """Make a kernel whose `multiply(arguments, first row, last + 1, tokens, scratch)` reads a share of rows."""
+    """Make a kernel that multiplies its share of the rows.
+
+    multiply(arguments, first row, last row + 1, tokens, scratch) multiplies these rows with all tokens.
+    """
 
     @kernel
     def rows(a, part, parts, thread):
@@ -110,7 +120,7 @@ def make_rows(multiply):
 
 
 def make_tiles(slab):
-    """Make a kernel that has `slab` multiply its share of the tiles, slab by slab."""
+    """Make a kernel that multiplies its share of the tiles by `slab`, one slab after the other."""
 
     @kernel
     def tiles(a, part, parts, thread):
@@ -129,7 +139,7 @@ def make_tiles(slab):
 
 
 def make_linear_one(format_name):
-    """Make the kernel of one format for one token."""
+    """Make the kernel for one token."""
     return make_rows(make_one_token(load_group_format(format_name)))
 
 
@@ -144,14 +154,14 @@ def make_linear_few_fast(format_name):
 
 
 def make_linear_precise(format_name):
-    """Make the kernel for more tokens, in both planes."""
+    """Make the kernel for many tokens, in both planes."""
     return make_tiles(make_precise_slab(load_group_format(format_name, small_codes=True)))
 
 
 def make_linear_fast(format_name):
-    """Make the kernel for more tokens, in the high plane.
+    """Make the kernel for many tokens, in the high plane.
 
-    It uses both planes where that takes no longer: for large codes on a CPU that multiplies words.
+    With AVX2 only, formats with large codes use both planes, as 16-bit words, because that takes no longer.
     """
     format = load_group_format(format_name, small_codes=True, integer_scales=HAS_AVX2_DOTS)
     if HAS_AVX2_DOTS:
@@ -164,8 +174,8 @@ choose = device(variant_for)
 
 @kernel
 def linear_quantized(a, part, parts, thread):
-    """Call the variant for that number of tokens."""
+    """Call the kernel variant for the number of tokens."""
     tokens = load_i64(argument(a, LINEAR.count))
     if tokens > 0:
-        piece = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
-        call_kernel(load_i64(argument(a, LINEAR.pieces) + piece * 8), a, part, parts, thread)
+        variant = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
+        call_kernel(load_i64(argument(a, LINEAR.pieces) + variant * 8), a, part, parts, thread)

@@ -1,28 +1,27 @@
-"""Quantize activations to 16-bit integers in two planes of bytes.
+"""Quantizes activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
 
-32 numbers share a scale: x = scale * (256 * high + low).
+32 numbers share a scale. The high plane alone is the usual int8 quantization (with the scale 256 times as large).
+Products with both planes are practically exact, and take two dot products instead of one; matmul_quantized.py says
+which kernels use both. If one of the 32 numbers is not finite, the scale is NaN, and so is every product.
 
-In runs with more tokens than both planes are multiplied for, two neighbouring scales are replaced by one if they are of
-about the same size: gemm_int8.py takes 5 % less time then. The high plane's error becomes 3.5e-5 of a product's mean
-square instead of 2.9e-5 (normally distributed numbers). If all neighbours shared a scale, the errors of a real model's
-logits would grow by half; as it is they do not grow, because the few columns with large numbers keep scales of their
-own.
+With more tokens than both planes are multiplied for, two neighbouring scales are replaced by the larger one if they
+differ by at most a factor of 2; gemm_int8.py takes 5 % less time then. The high plane's error becomes 3.5e-5 of a
+product's mean square instead of 2.9e-5 (normally distributed numbers). If all neighbours shared a scale, the errors of
+a real model's logits would grow by half; as it is they do not grow, because the few columns with large numbers keep
+their own scales.
 
-The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
-practically exact and cost two dot products instead of one; matmul_quantized.py says which kernels use both. Where one
-of the 32 is not finite, the scale is NaN, and so is every product.
+Results:
 
-The bytes are striped like the codes of weights (group_format.py): in each 256 columns, numbers 8 q to 8 q + 7 of all
-eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
-
-Where words are multiplied (avx2_dots.py), both planes are also written as one plane of 16-bit words, striped in the
-same way; of every 4 columns, the even ones come first.
-
-Next to the codes are scaled sums of both planes and of the high one, per 32 and per 16 numbers: they are multiplied
-with minimums, and with the offsets of the weights' codes. Scales and sums have a place for every 16 numbers, like the
-lanes of striped dot products, so what belongs to 32 numbers is stored twice. The excess is the high plane's sums of
-integers per 32, times the negative offset of the weights' bytes in gemm_int8.py; where words are multiplied, it is the
-sums of integers per 16, in 16 bits.
+- high, low: striped like the codes of weights (formats/group_format.py), 256 columns at a time; the columns after the
+  last 256 are striped 64 at a time
+- words, on CPUs that multiply them (avx2_dots.py): both planes in one 16-bit integer, striped in the same way, but of
+  every 4 columns the even ones come first
+- scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 numbers. They are multiplied
+  with minimums, and with the offsets of the weights' codes. There is a place for every 16 numbers, as in striped dot
+  products, so a number for 32 columns is stored twice
+- excess: the high plane's integer sums over 32 columns, times minus the offset of the weights' bytes in gemm_int8.py;
+  on
+  CPUs that multiply words, the integer sums over 16 columns, int16
 """
 
 from llvmlite import ir
@@ -60,7 +59,7 @@ from localllm.kernels.simd import (
 )
 
 LARGEST = float32(127 * 256)
-ALIKE = float32(2)  # how many times as large
+ALIKE = float32(2)  # the factor by which scales that are merged may differ
 down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
 EVEN_FIRST = [4 * quad + i for quad in range(4) for i in (0, 2, 1, 3)]
 first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
@@ -68,7 +67,7 @@ first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16,
 
 @operation(None, i32x16, types.int64, types.int64)
 def store_as_words(builder, codes, words, stripe):
-    """Store 16 numbers as words, of each 4 the even ones first; the second half goes to the next stripe."""
+    """Store 16 integers as 16-bit words, of every 4 the even ones first; the last 8 go to the next stripe."""
     codes = builder.trunc(codes, ir.VectorType(I16, 16))
     for half in (0, 8):
         place = builder.add(words, builder.mul(stripe, I64(half // 4)))
@@ -77,7 +76,10 @@ def store_as_words(builder, codes, words, stripe):
 
 @device
 def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
-    """Quantize half a run and return its two sums."""
+    """Quantize half a run, 16 numbers, and store them; return their integer sums, of both planes and of the high one.
+
+    high, low, words: addresses of the first stripe; stripe: bytes to the next stripe.
+    """
     codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
     upper = down_8(codes + splat_i32x16(128))
     upper_bytes, lower_bytes = bytes_i32x16(upper), bytes_i32x16(codes - up_8(upper))
@@ -95,13 +97,17 @@ def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
 
 @device
 def store_twice(address, value):
+    """Store a float32 in two consecutive places."""
     store_f32(address, value)
     store_f32(address + 4, value)
 
 
 @device
 def striped_place(run, whole):
-    """Return the offset of the first bytes of run number `run` in a row, and the distance of its stripes."""
+    """Return where a run of a row is stored: the offset of its first stripe, and the distance of its stripes.
+
+    whole: runs in whole groups of 256 columns.
+    """
     if run < whole:
         return run // 8 * 256 + run % 8 * 8, 64
     return run // 2 * 64 + run % 2 * 8, 16
@@ -109,10 +115,9 @@ def striped_place(run, whole):
 
 @device
 def quantize_run(x, largest, a, token, run, whole):
-    """Quantize run number `run` of a token, at address x.
+    """Quantize run number `run` of a token, 32 numbers at address x.
 
-    whole: the number of runs in whole groups of 256 columns.  largest: the largest magnitude among the numbers that
-    share its scale.
+    largest: the largest magnitude among the numbers that share the scale; whole: runs in whole groups of 256 columns.
     """
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run
@@ -136,11 +141,13 @@ def quantize_run(x, largest, a, token, run, whole):
 
 @device
 def largest_of(x):
+    """Return the largest magnitude of 32 numbers; NaN if one of them is NaN."""
     return largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
 
 
 @kernel
 def quantize(a, part, parts, thread):
+    """Quantize all tokens. The parts share the tokens."""
     columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
     whole, tokens = columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
     in_pairs = tokens > load_i64(argument(a, QUANTIZE.most_precise))

@@ -1,15 +1,13 @@
-"""Codes of any format as bytes of one kind, weight = scale * (byte - BYTE_OFFSET).
-
-The number of scales is a trade-off of speed and error.
+"""Requantizes weights of any format to bytes with fewer scales: weight = scale * (byte - BYTE_OFFSET).
 
 A product that scales its sums for every 16 columns, or has minimums, spends a third of its multiplications on that. So
-64 columns get one scale here, which takes a sixth, and no minimums. The rounding costs 3e-5 of the weights' mean square
-(normally distributed): about what rounding the activations to 8 bits costs, a hundredth of what Q4_K has cost, a tenth
-of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a third. Formats with
-blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
+here 64 columns share a scale, which takes a sixth, and there are no minimums. The rounding costs 3e-5 of the weights'
+mean square (normally distributed): about what rounding the activations to 8 bits costs, a hundredth of what Q4_K has
+cost, a tenth of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a third.
+Formats with blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
 
-A byte is (code - offset) * factor + minimum, in 16-bit fixed point with 5 fraction bits. The factors are
-largest for small codes, which are shifted left for that.
+A byte is (code - offset) * factor + minimum, computed in 16-bit fixed point with 5 fraction bits. Codes are first
+shifted left as far as they fit in a byte, which makes the result more precise.
 """
 
 from llvmlite import ir
@@ -31,34 +29,38 @@ from localllm.kernels.simd import (
 from localllm.kernels.simd.half import constant_like
 
 BYTE_OFFSET = 0 if signed_dot_variant() else 128
-TOP = 126.0  # what the largest weight becomes, so that no rounding passes 127
-POINT = 5  # bits behind the point
-PLANE = 256.0  # what the activations' high plane counts in
+TOP = 126.0  # the byte that the largest weight becomes, so that rounding never exceeds 127
+POINT = 5  # fraction bits
+PLANE = 256.0  # the unit of the activations' high plane
 words = ir.VectorType(I16, 32)
 
 
 def magnitude(builder, value):
+    """Return the absolute value of each float."""
     return llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
 
 
 def span(format):
-    """Return how many columns share a scale."""
+    """Return how many columns share a scale after requantization."""
     return 32 if format.sub_block == 32 and format.minimums is None else 64
 
 
 def room(format):
-    """Return by how many bits codes can be shifted left and still fit a byte, signed after the offset is subtracted."""
+    """Return by how many bits codes can be shifted left and still fit in a byte.
+
+    After the offset is subtracted they must fit in a signed byte.
+    """
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
 
 def size_of(format):
-    """Compute the largest magnitude of code - offset in a format without minimums."""
+    """Return the largest magnitude of code - offset, for a format without minimums."""
     return max(format.offset, format.largest - format.offset)
 
 
 def bounds(builder, format, scales, minimums):
-    """Return the largest magnitude that a weight of each sub-block can have."""
+    """Return the largest magnitude that weights of each sub-block can have, from its scale and minimum."""
     if minimums is None:
         return builder.fmul(magnitude(builder, scales), constant_like(scales, float(size_of(format))))
     highest = builder.fadd(builder.fmul(scales, constant_like(scales, float(format.largest))), minimums)
@@ -66,7 +68,7 @@ def bounds(builder, format, scales, minimums):
 
 
 def largest_of_neighbours(builder, value, count):
-    """Return in each lane the largest of its group of `count` lanes; NaN if one is."""
+    """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
     for distance in (1, 2)[: count // 2]:
         other = shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
         value = larger_size(builder, value, other)
@@ -74,7 +76,7 @@ def largest_of_neighbours(builder, value, count):
 
 
 def as_words(builder, value):
-    """Round floats to the nearest integers of 16 bits."""
+    """Round floats to the nearest 16-bit integers."""
     integers = ir.VectorType(I32, value.type.count)
     rounding = constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
@@ -82,14 +84,17 @@ def as_words(builder, value):
 
 
 def high_half(builder, x, y):
-    """Return the upper 16 bits of the products of signed words."""
+    """Multiply signed 16-bit words; return the upper 16 bits of the products."""
     wide = ir.VectorType(I32, 32)
     product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
     return builder.trunc(builder.ashr(product, constant_like(product, 16)), words)
 
 
 def rescaled(builder, format, codes, factors, least):
-    """Return bytes [64] from codes, with factors and minimums for each pair of them, both bytes of a word at once."""
+    """Requantize 64 codes to bytes; factors, least: 32 words, the factor and the minimum for each pair of codes.
+
+    Both bytes of a word are computed separately.
+    """
     shift = room(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, constant_like(value, shift))
@@ -104,18 +109,22 @@ def rescaled(builder, format, codes, factors, least):
 
 
 def spread(builder, values, runs, part, parts):
-    """Spread words [32] over a vector of `runs` runs that holds sub-block `part` of the `parts` of each run."""
+    """Copy a word for each sub-block to all words of a vector of codes.
+
+    The vector has `runs` runs of 32 columns, and sub-block `part` of the `parts` sub-blocks of each run.
+    """
     return shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
 def make_rescale(format, vector, codes_type, runs):
-    """Return an intrinsic (codes, scales, minimums or scales, code address, scale address) that stores both.
+    """Return an intrinsic that requantizes `runs` runs of 32 columns, and stores them.
 
-    The codes are those of `runs` runs of 32 columns.
+    Its parameters: codes, scales, minimums, code address, scale address. A format without minimums gets its scales
+    twice. vector, codes_type: the types of scales and codes.
     """
     if span(format) == 32:
         return make_keep(format, vector, codes_type)
-    count = 32 // format.sub_block  # sub-blocks in a run
+    count = 32 // format.sub_block  # sub-blocks of a run
 
     @operation(None, codes_type, vector, vector, types.int64, types.int64)
     def rescale(builder, codes, scales, minimums, codes_out, scales_out):
@@ -145,7 +154,7 @@ def make_rescale(format, vector, codes_type, runs):
 
 
 def make_keep(format, vector, codes_type):
-    """Make the function for weights that stay unchanged."""
+    """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
 
     @operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):

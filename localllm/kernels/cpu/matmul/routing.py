@@ -1,7 +1,8 @@
-"""Routing of a mixture of experts: the experts of each token, and the rows of each expert.
+"""Routing of a mixture of experts: `route` chooses each token's experts, `plan_experts` gives each expert its rows.
 
-`route` chooses for each token; `plan_experts` sorts the pairs (token, one of its experts) by expert, those of an expert
-in the order of the tokens. The rows of an expert lie together, rounded up to EXPERT_ROWS.
+A pair is a token and one of its experts. plan_experts sorts the pairs by expert, those of an expert in the order of the
+tokens, and gives each pair a row. The rows of an expert are contiguous, padded to a multiple of EXPERT_ROWS. ROUTE and
+PLAN_EXPERTS in arguments.py list the options.
 """
 
 from math import exp, inf, log1p, sqrt
@@ -15,12 +16,12 @@ from localllm.kernels.simd import INFINITY, NAN, load_f32, load_i64, store_f32, 
 
 EXPERT_BYTES = 8 * len(EXPERT)
 MINUS_INFINITY = float32(-inf)
-LEAST_SUM = float32(6.103515625e-5)  # what weights are divided by at least, as in llama.cpp
+LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in llama.cpp
 
 
 @device
 def score_all(a, logits, scores):
-    """Compute a token's scores by softmax, sigmoid or root of softplus; return whether all are finite."""
+    """Compute a token's scores: softmax, sigmoid, or square root of softplus. Return whether all logits are finite."""
     experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
     top, total, finite = -inf, 0.0, True
     for e in range(experts):
@@ -41,11 +42,10 @@ def score_all(a, logits, scores):
 
 @device
 def rank_all(a, logits, scores, ranks):
-    """Compute the values that rank experts.
+    """Compute the ranks, by which experts are chosen.
 
-    These are scores with the bias, or the logits if there are neither a bias nor groups.
-
-    Sigmoids of large logits are all 1.
+    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
+    the sigmoids of large logits are all 1.
     """
     bias, source = argument(a, ROUTE.bias), logits
     if bias != 0 or argument(a, ROUTE.groups) > 1:
@@ -57,10 +57,7 @@ def rank_all(a, logits, scores, ranks):
 
 @device
 def best_of(values, count):
-    """Return the number of the largest value, the first of equal ones.
-
-    0 if there is none that is larger than -infinity.
-    """
+    """Return the index of the largest value, the first of equal ones. 0 if none is larger than minus infinity."""
     best, largest = 0, MINUS_INFINITY
     for i in range(count):
         value = load_f32(values + i * 4)
@@ -79,7 +76,7 @@ def take_best(values, count):
 
 @device
 def value_of_group(ranks, size):
-    """Compute the value of a group of experts: the sum of its two best ranks."""
+    """Return the value of a group of experts: the sum of its two best ranks."""
     best = best_of(ranks, size)
     second = MINUS_INFINITY
     for i in range(size):
@@ -90,7 +87,7 @@ def value_of_group(ranks, size):
 
 @device
 def leave_out_groups(a, ranks, groups):
-    """Exclude the experts of all but the best groups."""
+    """Set the ranks of the experts of all but the best groups to minus infinity."""
     count = argument(a, ROUTE.groups)
     size = argument(a, ROUTE.experts) // count
     for g in range(count):
@@ -103,12 +100,15 @@ def leave_out_groups(a, ranks, groups):
 
 
 @device
-def choose(a, scores, ranks, known, chosen, weights):
-    """Write the best experts by rank, or the given ones, and their weights, by score."""
+def choose(a, scores, ranks, given_experts, chosen, weights):
+    """Write a token's experts and their weights.
+
+    The experts are those with the best ranks, or, if `given_experts` is not 0, those listed at that address.
+    """
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
-        if known != 0:
-            expert = load_i64(known + i * 8)
+        if given_experts != 0:
+            expert = load_i64(given_experts + i * 8)
         else:
             expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
         score = load_f32(scores + expert * 4)
@@ -123,7 +123,7 @@ def choose(a, scores, ranks, known, chosen, weights):
 
 @device
 def choose_nothing(a, chosen, weights):
-    """Write NaN weights for a token with a NaN score."""
+    """Write NaN weights, and any experts, for a token with a logit that is not finite."""
     for i in range(argument(a, ROUTE.used)):
         store_i64(chosen + i * 8, i)
         store_f32(weights + i * 4, NAN)
@@ -131,7 +131,7 @@ def choose_nothing(a, chosen, weights):
 
 @kernel
 def route(a, part, parts, thread):
-    """Choose the experts of each token. Scratch: scores, ranks, groups."""
+    """Choose the experts of each token. Scratch memory: scores, ranks, values of groups."""
     tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
     scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
@@ -145,13 +145,13 @@ def route(a, part, parts, thread):
         if argument(a, ROUTE.groups) > 1:
             leave_out_groups(a, ranks, ranks + experts * 4)
         table = argument(a, ROUTE.table)
-        known = table + load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
-        choose(a, scores, ranks, known, chosen, weights)
+        given_experts = table + load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
+        choose(a, scores, ranks, given_experts, chosen, weights)
 
 
 @device
 def count_rows(a, pairs):
-    """Count the pairs of each expert."""
+    """Count the pairs of each expert in next_rows."""
     next_rows = argument(a, PLAN_EXPERTS.next_rows)
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         store_i64(next_rows + e * 8, 0)
@@ -162,13 +162,13 @@ def count_rows(a, pairs):
 
 @device
 def rounded_up(count):
-    """Return the rows of an expert that products may write: its own, rounded up to EXPERT_ROWS."""
+    """Return the rows that products may write for an expert with `count` rows: padded, unless it is a single row."""
     return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
 
 
 @device
 def place_experts(a):
-    """List the experts that have rows, and replace their counts by their first rows."""
+    """List the experts that have rows, and replace their counts in next_rows by the numbers of their first rows."""
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
@@ -185,7 +185,7 @@ def place_experts(a):
 
 @device
 def fill_between(a):
-    """Fill the padding between experts' rows with the row before, so that no number is uninitialized."""
+    """Give padding rows between experts the pair of the row before, so that every row is initialized."""
     pairs = argument(a, PLAN_EXPERTS.pairs)
     for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
         expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
@@ -196,7 +196,7 @@ def fill_between(a):
 
 @kernel
 def plan_experts(a, part, parts, thread):
-    """Sort rows by expert, in one part."""
+    """Give each pair a row, sorted by expert. A single part does all the work."""
     pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)

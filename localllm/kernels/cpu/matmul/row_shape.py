@@ -1,7 +1,4 @@
-"""The common parts of gemv_int8_1.py and gemv_int8_pairs.py.
-
-It describes the columns that they process at a time, and their scales.
-"""
+"""The shape and scaling of the columns that gemv_int8_1.py and gemv_int8_pairs.py multiply at a time."""
 
 from typing import NamedTuple
 
@@ -11,31 +8,31 @@ from localllm.kernels.formats.group_format import GroupFormat
 from localllm.kernels.simd import F32, Vector, f32x8, f32x16, load_value, multiply_add, shuffled
 from localllm.kernels.simd.half import constant_like
 
-CHUNK_LANES = ir.VectorType(F32, 4)  # what a token has for a chunk: of each of two runs, twice
+CHUNK_LANES = ir.VectorType(F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
 
 
 class RowShape(NamedTuple):
     """A group of 256 columns, or a chunk of 64, of a format."""
 
-    vectors: int  # of codes: 4, or 1
-    halves: int  # of a run of 32 columns that make a sub-block each
-    offset: int | None  # None: the format has minimums
-    largest: int  # code, see GroupFormat
+    vectors: int  # of codes: 4 for a group, 1 for a chunk
+    halves: int  # sub-blocks of a run of 32 columns: 1 or 2
+    offset: int | None  # the code that stands for zero; None: the format has minimums
+    largest: int  # the largest code, see GroupFormat
 
     @property
     def of_row(self) -> Vector:
-        """A row's scales, or its minimums; those of a chunk are repeated four times."""
+        """The vector type of a row's scales, or of its minimums; those of a chunk are repeated four times."""
         return f32x8 if self.halves == 1 else f32x16
 
     @property
     def factors(self) -> int:
-        """The number of such vectors of a row: 1 for scales, 2 with minimums."""
+        """The number of such vectors per row: 1 for scales, 2 with minimums."""
         return 1 if self.offset is not None else 2
 
     def load(self, builder, address):
-        """Return a token's scales or sums, of which there is one for every 16 columns.
+        """Load a token's scales or sums, one for every 16 columns, as 16 lanes.
 
-        They are in 16 lanes; those of a chunk are repeated four times.
+        Those of a chunk are repeated four times.
         """
         if self.vectors == 4:
             return load_value(builder, address, f32x16.llvm)
@@ -43,16 +40,20 @@ class RowShape(NamedTuple):
         return shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
-        """Compute the contribution of the codes' offset, in units of the row's scales.
+        """Return the factor of a row's scales that accounts for the codes' offset: -offset * sums.
 
-        For a format with minimums instead of an offset, return the sums, which `scaled` multiplies by the minimums.
+        For a format with minimums return the sums, which `scaled` multiplies by the minimums.
         """
         if self.offset is None:
             return sums
         return builder.fmul(sums, constant_like(sums, -self.offset * self.vectors / 4))
 
     def scaled(self, builder, total, dot, factors, c, n):
-        """Add scaled dot products to total; c: the token's scales, n: what `from_offset` gives."""
+        """Add scaled dot products to a total.
+
+        factors: the row's scales, and its minimums if the format has some; c: the token's scales; n: the result of
+        `from_offset`.
+        """
         if self.offset is None:
             scale, minimum = factors
             return multiply_add(builder, dot, builder.fmul(scale, c), multiply_add(builder, minimum, n, total))
@@ -60,8 +61,10 @@ class RowShape(NamedTuple):
 
 
 def group_shape(format: GroupFormat) -> RowShape:
+    """Return the shape of a group of 256 columns."""
     return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset, format.largest)
 
 
 def chunk_shape(format: GroupFormat) -> RowShape:
+    """Return the shape of a chunk of 64 columns."""
     return group_shape(format)._replace(vectors=1)

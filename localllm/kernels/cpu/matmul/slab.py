@@ -1,6 +1,7 @@
-"""Multiplies a slab of a tile by all tokens while the next slab is fetched to the second cache.
+"""Multiplies a slab with all tokens while the next slab is prefetched into the L2 cache.
 
-Tiles are read in parts of many rows, which no hardware prefetcher predicts: unpacking alone read 7 GB/s.
+A slab's weights are pieces of many rows, which no hardware prefetcher predicts: unpacking without prefetches read 7
+GB/s.
 """
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
@@ -11,9 +12,10 @@ from localllm.kernels.simd import prefetch_l2
 
 
 def make_fetch_next(group_bytes, slab_columns=SLAB):
-    """Make a function (arguments of the kernel, (tile, column), token, tokens) that prefetches these tokens' share.
+    """Make a function (arguments, (tile, column), token, tokens) that prefetches a share of a slab's weights.
 
-    group_bytes: of 256 columns. The arguments may also be those of LINEAR_FLOAT, the first of which are the same.
+    The shares of all tokens make up the slab at that tile and column. group_bytes: bytes of 256 columns. The arguments
+    may also be those of LINEAR_FLOAT, the first of which are the same.
     """
 
     @device
@@ -35,10 +37,13 @@ store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 
 
 def make_slab(format, unpack_tile, multiply):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch).
+    """Make a function that multiplies a slab with all tokens.
 
-    unpack_tile(a, tile, column, columns, scratch): a tile's rows to the scratch memory; multiply(a, totals, columns,
-    first activation, tokens, scratch): adds the slab's products for TOKENS tokens, of which `tokens` exist.
+    Its parameters: arguments, tile, column, (tile, column) of the next slab, tokens, scratch.
+
+    unpack_tile(arguments, tile, column, columns, scratch): unpacks the slab to scratch memory. multiply(arguments,
+    totals, columns, first activation, tokens, scratch): adds the products of TOKENS tokens to their totals; only the
+    first `tokens` of these tokens exist.
     """
     fetch_next = make_fetch_next(format.group_bytes)
 
@@ -48,7 +53,7 @@ def make_slab(format, unpack_tile, multiply):
         unpack_tile(a, tile, column, columns, scratch)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
-        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+        for t in range(0, tokens, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             totals = zero_floats()

@@ -1,8 +1,8 @@
-"""The integer products of a register tile, and the order in which they read the bytes of 16 rows.
+"""The integer products of a register tile, and the order of bytes that they need.
 
-Most CPUs multiply a vector of 4 columns of 16 rows, a *word*, with 4 columns of a token in all lanes. An ARM with i8mm
-multiplies matrices: 8 columns of 2 rows with those of 2 tokens, twice the products of a register. Their sums, 2 x 2 in
-a register, become vectors of rows when a run of columns is done.
+Most CPUs multiply a *word*, 4 columns of each of 16 rows in a vector, with 4 columns of a token in all lanes. An ARM
+with i8mm multiplies small matrices: 8 columns of 2 rows with 8 columns of 2 tokens, twice as many products per
+register. Their sums, [2 rows][2 tokens] in a register, become vectors of rows when a run of columns is finished.
 """
 
 from llvmlite import ir
@@ -35,30 +35,30 @@ int64, u8x16, i32x4 = types.int64, ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
 def make_code_dots(words, largest):
-    """Make the product with codes up to `largest`, see make_dots."""
+    """Make the product for unsigned codes up to `largest`; see make_dots for the result."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
     dot = dot_variant(largest)
 
     def dot_below_128(builder, accumulator, codes, columns):
-        """Compute a dot product; LLVM gets the information that the bytes are below 128."""
+        """Add a dot product. The mask tells LLVM that the bytes are below 128, which saves instructions."""
         return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
 
     return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
 
 
 def make_rescaled_dots(words):
-    """Make the product with the bytes that requantize_tile.py makes."""
+    """Make the product for the bytes that requantize_tile.py makes; see make_dots for the result."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())
 
 
 def make_dots(words, dot):
-    """Return an intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
+    """Return an intrinsic that adds products to a tile's sums.
 
-    Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
-    `dot` emits one product.
+    Its parameters: sums, w, bytes between vectors of w, x, bytes between tokens of x. words: the offsets in x of the
+    words to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one product.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -81,7 +81,7 @@ def make_dots(words, dot):
 def columns_of(builder, address, word):
     """Load 4 columns of a token into all lanes.
 
-    An ARM multiplies with a lane of what is loaded once for two words.
+    An ARM can multiply by a lane of a register, so there two words are loaded at once.
     """
     if "neon" in this_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
@@ -92,9 +92,10 @@ def columns_of(builder, address, word):
 
 
 def make_matrix_dots(words, multiply):
-    """Make matrix dot products by an instruction for 2 rows and 2 tokens, [2][8] bytes each.
+    """Make the intrinsic of make_dots for an ARM with i8mm.
 
-    They are added to int32 [2][2]. Words come in pairs: w has their 8 columns row by row, 128 bytes.
+    multiply: LLVM's name of the instruction, which multiplies bytes [2 rows][8] with [2 tokens][8] and adds to int32
+    [2][2]. Words come in pairs: w has their 8 columns row by row, 128 bytes.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -118,7 +119,7 @@ PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def pair_of_tokens(builder, first, second, word):
-    """Load 8 columns of two tokens into one vector."""
+    """Load 8 columns of each of two tokens into one vector."""
     pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
     for lane, address in enumerate((first, second)):
         columns = load_value(builder, builder.add(address, I64(word)), I64)
@@ -127,7 +128,7 @@ def pair_of_tokens(builder, first, second, word):
 
 
 def rows_of(builder, squares, token):
-    """Compute the dot products of 16 rows and one token over eight pairs of numbers: i32x16."""
+    """Return the sums of 16 rows and one of two tokens as i32x16; squares: 8 registers with [2 rows][2 tokens]."""
     order = [token, token + 2, token + 4, token + 6]
     parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
     halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
@@ -136,7 +137,7 @@ def rows_of(builder, squares, token):
 
 @device
 def transpose_pairs(source, columns, target):
-    """Transpose words in pairs: [16][columns] words to [columns / 2][16][2]."""
+    """Transpose 4-byte words in pairs: [16 rows][columns] to [columns / 2][16 rows][2]."""
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):
         transpose_quads(source + i * 64, stride, target + i * 1024)

@@ -1,9 +1,8 @@
-"""Register tiles of the integer matrix product.
+"""Register tiles of the integer products: VECTORS vectors of 16 rows times TOKENS tokens, unrolled.
 
-A few vectors of 16 rows each, times a few tokens, unrolled.
-
-A tile's sums are one tuple of vectors, element t * VECTORS + v for token t and rows 16 v to 16 v + 15, which LLVM keeps
-in registers. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 needs 9 for 8 and is bound by them.
+The sums of a tile are one tuple of vectors, which LLVM keeps in registers: element t * VECTORS + v is for token t and
+rows 16 v to 16 v + 15. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 needs 9 for 8 and is bound by
+them.
 """
 
 from llvmlite import ir
@@ -32,18 +31,18 @@ VECTORS, TOKENS = INTEGER_TILE
 ROWS = 16 * VECTORS
 int64 = types.int64
 ints, floats = types.UniTuple(i32x16, VECTORS * TOKENS), types.UniTuple(f32x16, VECTORS * TOKENS)
-GROUP_WORDS = [64 * q + 4 * word for q in range(4) for word in (0, 1)]  # a run's words in 256 striped columns
-CHUNK_WORDS = [16 * q + 4 * word for q in range(4) for word in (0, 1)]  # in 64
+GROUP_WORDS = [64 * q + 4 * word for q in range(4) for word in (0, 1)]  # offsets of a run's words in a striped group
+CHUNK_WORDS = [16 * q + 4 * word for q in range(4) for word in (0, 1)]  # in a striped chunk
 PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def addresses(builder, first, stride, count):
-    """Return first, first + stride, ..."""
+    """Return `count` addresses: first, first + stride, ..."""
     return [builder.add(first, builder.mul(stride, I64(i))) for i in range(count)]
 
 
 def loads(builder, first, stride, count, llvm_type):
-    """Load the values at these addresses."""
+    """Load `count` values at first, first + stride, ..."""
     return [load_value(builder, address, llvm_type) for address in addresses(builder, first, stride, count)]
 
 
@@ -59,7 +58,7 @@ def zero_floats(builder):
 
 @operation(ints, ints)
 def times_256(builder, sums):
-    """Compute the sum of the high plane in units of the low one."""
+    """Multiply sums of the high plane by 256, to units of the low plane."""
     eight = ir.Constant(i32x16.llvm, [8] * 16)
     return as_tuple(builder, [builder.shl(value, eight) for value in elements(builder, sums)])
 
@@ -81,37 +80,37 @@ def in_turn(builder, values):
 
 @operation(floats, floats)
 def settled(builder, totals):
-    """Return the same value, computed at this point of the code.
+    """Return the same totals, computed at this point of the code.
 
-    Otherwise LLVM delays it, and has more values than registers (52 spills, not 28).
+    Otherwise LLVM delays the computation, and has more values than registers (52 spills, not 28).
     """
     return as_tuple(builder, in_turn(builder, elements(builder, totals)))
 
 
 def started(builder, values):
-    """Return accumulators, initialized with one integer per token."""
+    """Return initial sums of a tile: in each lane the integer of the token."""
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
 
 
 @operation(ints, int64, int64)
 def start(builder, excess, stride):
-    """Return sums that begin with the integers of the tokens at `excess`."""
+    """Return initial sums of a tile: in each lane the token's integer at `excess`; stride: bytes between tokens."""
     return started(builder, loads(builder, excess, stride, TOKENS, I32))
 
 
 @operation(ints, int64, int64)
 def start_of_both(builder, excess, stride):
-    """Return initial sums: the sum of the tokens' two integers."""
+    """Return initial sums of a tile: in each lane the sum of the token's two integers at `excess`."""
     pairs = zip(*(loads(builder, builder.add(excess, I64(at)), stride, TOKENS, I32) for at in (0, 4)), strict=True)
     return started(builder, [builder.add(*pair) for pair in pairs])
 
 
 @operation(types.boolean, int64, int64, int64)
 def share_scales(builder, c, stride, tokens):
-    """Return whether there are TOKENS tokens, and each has one scale for the two runs at c.
+    """Return whether there are TOKENS tokens, and each has the same scale for two consecutive runs.
 
-    Each scale is stored twice there.
+    c: address of the first token's scales, each stored twice; stride: bytes between tokens.
     """
     different = I64(0)
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
@@ -123,7 +122,7 @@ def share_scales(builder, c, stride, tokens):
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
 def scaled(builder, totals, sums, s, s_stride, c, c_stride):
-    """Compute totals + sums * (scales of the rows at s) * (scales of the tokens at c)."""
+    """Return totals + sums * (scales of the rows at s) * (scales of the tokens at c)."""
     rows, columns = rows_at(builder, s, s_stride), columns_at(builder, c, c_stride)
     totals, sums = elements(builder, totals), elements(builder, sums)
     for i, value in enumerate(sums):
@@ -133,23 +132,27 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
 
 
 def rows_at(builder, s, stride):
-    """Return vectors of the scales of rows, one for each vector of a tile's totals; s: address of the first ones."""
+    """Load the scales of rows, as one vector for each vector of a tile.
+
+    s: their address, stride: bytes between vectors.
+    """
     scales = loads(builder, s, stride, VECTORS, f32x16.llvm)
     return [scales[v] for _, v in PLACES]
 
 
 def columns_at(builder, c, stride):
-    """Return vectors of the scales of tokens, one for each vector of a tile's totals; c: address of the first one."""
+    """Load the scales of tokens, as one vector for each vector of a tile.
+
+    c: their address, stride: bytes between tokens.
+    """
     scales = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, stride, TOKENS, F32)]
     return [scales[t] for t, _ in PLACES]
 
 
 def make_times(scales_at, kind, first=False):
-    """Return an intrinsic (totals, values, address, stride).
+    """Return an intrinsic (totals, values, address, stride) -> totals + values * scales, or values * scales if `first`.
 
-    It computes values * scales, plus the totals unless `first`.
-
-    kind: of the values, `ints` or `floats`.
+    scales_at: rows_at or columns_at, which loads the scales; kind: the type of the values, `ints` or `floats`.
     """
 
     @operation(floats, floats, kind, int64, int64)
@@ -167,7 +170,7 @@ def make_times(scales_at, kind, first=False):
 
 @operation(floats, floats, float32, int64, int64, int64, int64)
 def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
-    """Compute totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
+    """Return totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
     factor = splat_value(builder, f32x16.llvm, factor)
     least = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
     sums = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, x_sums, sums_stride, TOKENS, F32)]
@@ -178,7 +181,10 @@ def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
 
 
 def make_load_tile(vectors):
-    """Return an intrinsic (y, token stride) that loads the first `vectors` vectors of each token, else zeros."""
+    """Return an intrinsic (y, bytes between tokens) that loads totals.
+
+    vectors: how many vectors of rows to load; the others are zero.
+    """
 
     @operation(floats, int64, int64)
     def load_tile(builder, y, y_stride):
@@ -190,7 +196,7 @@ def make_load_tile(vectors):
 
 
 def make_store_tile(vectors):
-    """Return an intrinsic (totals, y, token stride) that stores the first `vectors` vectors of each token."""
+    """Return an intrinsic (totals, y, bytes between tokens) that stores the first `vectors` vectors of rows."""
 
     @operation(None, floats, int64, int64)
     def store_tile(builder, totals, y, y_stride):
@@ -204,9 +210,9 @@ def make_store_tile(vectors):
 
 @device
 def transpose_words(source, columns, target):
-    """Transpose [16][columns] words of 4 bytes to [columns rounded up to 16][16].
+    """Transpose 4-byte words: [16 rows][columns] to [columns, rounded up to 16][16 rows].
 
-    Rows are `columns` rounded up to 16 apart.
+    The source rows are `columns`, rounded up to 16, words apart.
     """
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):

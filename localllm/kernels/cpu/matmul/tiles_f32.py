@@ -1,10 +1,8 @@
-"""Register tiles of float32 products.
-
-Tuples of vectors, element row * columns + column, which LLVM keeps in registers.
+"""Register tiles of float32 products: tuples of vectors, element row * columns + column, which LLVM keeps in registers.
 
 Every product is built of one step, `outer`: tile[row, column] += x[row] * w[column], where x and w are tuples of
-vectors. A vector of x is one number in all its lanes if w runs along the columns of the result; if both run along what
-is summed up, the lanes of the tile are added up in the end.
+vectors. If w's lanes run along the result's columns, a vector of x is one number in all lanes. If the lanes of both run
+along the dimension that is summed, the lanes of the tile are added up in the end.
 """
 
 from llvmlite import ir
@@ -27,14 +25,14 @@ from localllm.kernels.simd import (
     store_value,
 )
 
-# The largest tile that fits the registers. With 32 of 64 bytes, 12 x 2 needs 14 loads for 24 multiplications and runs
-# at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
+# The largest tile that fits in the registers. With 32 registers of 64 bytes, 12 x 2 needs 14 loads for 24
+# multiplications and runs at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
 COLUMNS, ROWS = FLOAT_TILE
 int64 = types.int64
 
 
 def vectors(count):
-    """Return the type of a tuple of vectors."""
+    """Return the Numba type of a tuple of `count` f32x16."""
     return types.UniTuple(f32x16, count)
 
 
@@ -59,7 +57,10 @@ def make_outer(rows, columns):
 
 
 def make_splats(count, stride):
-    """Return an intrinsic address -> vectors, each of one number at address, address + stride, ..."""
+    """Return an intrinsic (address) -> `count` vectors: the float at address, address + stride, ...
+
+    in all lanes of each.
+    """
 
     @operation(vectors(count), int64)
     def splats(builder, address):
@@ -87,7 +88,7 @@ def make_load(rows, columns):
 
 
 def make_store(rows, columns):
-    """Return an intrinsic (tile, address, bytes between rows, bytes between columns)."""
+    """Return an intrinsic (tile, address, bytes between rows, bytes between columns) that stores a tile."""
 
     @operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
@@ -98,12 +99,15 @@ def make_store(rows, columns):
     return store
 
 
-PAIRS = [lane + i for lane in (0, 4, 8, 12) for i in (0, 2, 16, 18)]  # every second lane of two vectors, by fours
+PAIRS = [lane + i for lane in (0, 4, 8, 12) for i in (0, 2, 16, 18)]  # every second lane of two vectors, four of one and four of the other in turn
 FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second group of four lanes of two vectors
 
 
 def add_neighbours(builder, values, order, distance):
-    """Combine two vectors to one, whose lanes are sums of two lanes, those at `order` and `distance` further."""
+    """Combine each two vectors to one, whose lanes are sums of two lanes.
+
+    Lane i is the sum of lane order[i] and the one `distance` further.
+    """
     first, second = (ir.Constant(ir.VectorType(I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
@@ -111,9 +115,9 @@ def add_neighbours(builder, values, order, distance):
 
 @operation(None, *[vectors(4)] * 4, int64, int64)
 def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
-    """Add up the lanes of every vector; store float32 [4][4], one column from each tuple.
+    """Add up the lanes of 16 vectors, and store the sums: float32 [4][4], one column from each tuple.
 
-    Four rounds of adding neighbours; most shuffles stay within 128 bits.
+    Neighbouring lanes are added in four rounds; most shuffles stay within 128 bits.
     """
     values = [value for row in zip(*(elements(builder, x) for x in (x0, x1, x2, x3)), strict=True) for value in row]
     for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
@@ -125,14 +129,14 @@ def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
 
 def make_outer_bf16(rows, columns):
-    """Make make_outer's intrinsic for vectors of pairs of BF16: every lane adds two products."""
+    """Return the intrinsic of make_outer for vectors of pairs of BF16. Every lane adds two products."""
 
     @operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
@@ -150,7 +154,7 @@ def make_outer_bf16(rows, columns):
 
 
 def make_splats_apart(count):
-    """Return an intrinsic (address, stride) -> vectors, each of one number at address, address + stride, ..."""
+    """Return an intrinsic (address, stride) -> `count` vectors, as make_splats for a stride known at run time."""
 
     @operation(vectors(count), int64, int64)
     def splats(builder, address, stride):
@@ -161,7 +165,7 @@ def make_splats_apart(count):
 
 
 def make_load_some(rows, columns, loaded):
-    """Make make_load's intrinsic for the first `loaded` of the columns; zeros for the others."""
+    """Return the intrinsic of make_load for the first `loaded` columns of a tile; the others are zero."""
 
     @operation(vectors(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
@@ -174,7 +178,7 @@ def make_load_some(rows, columns, loaded):
 
 
 def make_store_some(rows, columns, stored):
-    """Make make_store's intrinsic for the first `stored` of the columns."""
+    """Return the intrinsic of make_store for the first `stored` columns of a tile."""
 
     @operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
@@ -187,7 +191,7 @@ def make_store_some(rows, columns, stored):
 
 
 def make_store_sums(count):
-    """Return an intrinsic (vectors, vectors, address, stride) that stores the sums of pairs' lanes."""
+    """Return an intrinsic (x, y, address, stride) that stores, for each i, the sum of all lanes of x[i] and y[i]."""
 
     @operation(None, vectors(count), vectors(count), int64, int64)
     def store(builder, x, y, address, stride):
