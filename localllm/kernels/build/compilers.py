@@ -43,7 +43,7 @@ class Compiler:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            **detached_options(),  # Ctrl-C must not end the compiler: this process may continue after it, as a chat does
+            **detached_options(),  # Ctrl-C must not end the compiler: this process may continue after it
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout

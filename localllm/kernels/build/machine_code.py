@@ -18,7 +18,7 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.system.memory import PAGE, code_region, protect
 from localllm.system.processes import function_address
 
-ELF, X86_64 = b"\x7fELF\x02\x01", 62  # magic number of a 64-bit little-endian ELF file; the number of the instruction set
+ELF, X86_64 = b"\x7fELF\x02\x01", 62  # first bytes of a 64-bit little-endian file; the instruction set
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
 UNWINDING = "eh_frame"  # end of the name of sections for exceptions, which no kernel raises: not loaded
@@ -126,18 +126,18 @@ class Image:
             section = sections[number]
             if section.type != ZEROS:
                 memory[place : place + section.size] = code[section.start : section.start + section.size]
-        addresses = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
+        known = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
         for index, place in slots.items():
-            address = addresses[index] if index in addresses else required_function(symbols[index].name)
+            address = known[index] if index in known else required_function(symbols[index].name)
             memory[place : place + SLOT] = JUMP + address.to_bytes(8, "little")
         for relocation in relocations:
             if relocation.section in places:
-                fill_in(memory, base, places[relocation.section] + relocation.place, relocation, addresses, slots)
+                fill_in(memory, base, places[relocation.section] + relocation.place, relocation, known, slots)
         try:
             protect(base, min(written.values(), default=size))
         except OSError as error:
             raise LocalllmError(f"the system does not allow running generated machine code: {error.strerror}") from None
-        self.addresses = {symbols[index].name: at for index, at in addresses.items() if symbols[index].is_global}
+        self.addresses = {symbols[index].name: at for index, at in known.items() if symbols[index].is_global}
 
 
 def sections_of(code: bytes) -> list[Section]:
@@ -219,7 +219,7 @@ def fill_in(
     elif relocation.type in (ADDRESS, DISTANCE, CALL) and relocation.symbol in addresses:
         target = addresses[relocation.symbol]
     else:
-        raise LocalllmError(f"machine code has a relocation of the unknown type {wanted.type}")
+        raise LocalllmError(f"machine code has a relocation of the unknown type {relocation.type}")
     if relocation.type == ADDRESS:
         struct.pack_into("<q", memory, place, target + relocation.addend)
     else:

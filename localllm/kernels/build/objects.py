@@ -33,7 +33,7 @@ SOURCES = (
     "machine.py",
     "verbs.py",
 )  # in localllm.kernels
-FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # the second part: an operating system that scripts/wheels compiled for
+FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # a hash, and a system that scripts/wheels compiled for
 DAY = 24 * 3600  # seconds
 UNUSED = 30 * DAY  # seconds after which an unused folder is removed
 

@@ -63,7 +63,7 @@ ONE_TOKEN_BYTES = 640  # bytes of 256 columns of a token, as gemv_k_sub_blocks.p
 # matrices of 1000 rows.
 MOST_IN_WORDS = 10
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
-TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the number of tokens up to a multiple of one of these
+TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round up the number of tokens to multiples of these
 # The rows of an expert are rounded up to a multiple of this, so that products do not touch those of the next expert. A
 # single row is not rounded up.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
@@ -81,7 +81,7 @@ SPLIT_TOKENS = 64  # slots for partial results: most tokens of a run whose conte
 TILE_SLAB, TILE_SLABS, TILE_TOKENS, PANEL_TOKENS = 256, 8, 512, 16
 PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64  # bytes for emulated tile registers, and for their configuration
-ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # further bytes for attention: registers, a tile, padding of queries
+ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # further bytes for attention: with a tile, padding of q
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
 # For peak_products.py: sums of 64 bytes that fit in registers; bytes of memory per part; products of a round, of bytes
 # and of tiles.

@@ -1,8 +1,8 @@
-"""Machine code of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes machine code from it. Neither needs a GPU.
+"""Compilation of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes machine code from it. Neither needs a GPU.
 
-It is cached like that of the CPU kernels (localllm.kernels.build.objects), in a folder named by a key of the sources,
-of the compilers' versions, and of the compute capability. Run as a module, with a compute capability such as 8.0, this
-is a process that compiles (localllm.kernels.build.compilers).
+Machine code is cached like that of the CPU kernels (localllm.kernels.build.objects), in a folder named by a hash of the
+sources, the compilers' versions and the compute capability. Run as a module, with a compute capability such as 8.0,
+this is a compiling process (localllm.kernels.build.compilers).
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from localllm.kernels.machine import version_file
 from localllm.quant.cache import cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
-Capability = tuple[int, int]  # to compute: a card's major and minor number
+Capability = tuple[int, int]  # a GPU's compute capability, major and minor number
 SOURCES = (
     "cuda/**/*.py", "arguments.py", "build/objects.py", "declaration.py", "formats/__init__.py", "verbs.py",
 )  # in localllm.kernels  # fmt: skip
@@ -33,10 +33,11 @@ def machine_code(
     names: Iterable[str], capability: Capability, progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
-    """Return each kernel's machine code, a cubin, and the name of its entry.
+    """Return, by name, each kernel's machine code (a cubin) and the name of its entry.
 
-    Kernels without cached code are compiled, in as many processes as there are cores, and cached. progress is
-    called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
+    Kernels that are not cached are compiled, in as many processes as there are cores, and cached. progress: called
+    while compiling; warn: called with one line if machine code cannot be cached. Raises LocalllmError if a kernel
+    cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)
     codes = {name: code for name in names if (code := read_checksummed(folder / f"{name}.cubin"))}
@@ -49,7 +50,7 @@ def machine_code(
 def compiled(
     names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, bytes]:
-    """Compile kernels to machine code, which is cached if that is possible."""
+    """Compile kernels to machine code, and cache it if possible."""
     from localllm.kernels.build.compilers import compile_kernels  # seldom needed, and slow to import
 
     problems: dict[str, None] = {}
@@ -70,7 +71,7 @@ def compiled(
 
 @cache
 def code_folder(capability: Capability) -> Path:
-    """Return the folder of machine code for such cards, named by the key."""
+    """Return the folder of machine code for a compute capability, named by the hash."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     versions = [f"{package} {version_of(package)}" for package in COMPILERS]
@@ -80,19 +81,20 @@ def code_folder(capability: Capability) -> Path:
 
 
 def version_of(package: str) -> str:
+    """Return the version of an installed package; an empty string if it is not installed."""
     try:
         return version(package)
-    except PackageNotFoundError:  # of CUDA 12 and 13 there is only one
+    except PackageNotFoundError:  # only the packages of CUDA 12 or those of CUDA 13 are installed
         return ""
 
 
 def entry(name: str) -> str:
-    """Make the kernel's name in its machine code."""
+    """Return the name of a kernel's entry in its machine code."""
     return symbol(name).replace("-", "_")
 
 
 def ptx(name: str, capability: Capability) -> str:
-    """Make the kernel in NVIDIA's assembly language, with the entry of that name."""
+    """Compile a kernel to PTX, NVIDIA's assembly language."""
     from numba import cuda, int64, void
 
     from localllm.kernels.cuda import kernel, parameters
@@ -106,7 +108,7 @@ def ptx(name: str, capability: Capability) -> str:
 
 
 def cubin(name: str, capability: Capability) -> bytes:
-    """Make the kernel as machine code."""
+    """Compile a kernel to machine code."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
@@ -114,10 +116,13 @@ def cubin(name: str, capability: Capability) -> bytes:
 
 
 def assembler() -> Path:
-    """Find NVIDIA's ptxas, which reports registers; nothing here needs it. Raises FileNotFoundError."""
+    """Find NVIDIA's ptxas, which reports how many registers kernels use. Only measurements need it.
+
+    Raises FileNotFoundError.
+    """
     package = find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
-        for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # of the wheels for CUDA 12 and for CUDA 13
+        for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # in the wheels for CUDA 12 or for CUDA 13
             return path
     raise FileNotFoundError("ptxas not found: install nvidia-cuda-nvcc")
 
@@ -125,7 +130,7 @@ def assembler() -> Path:
 def main() -> None:
     from localllm.kernels.build.compilers import serve
 
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # which makes no code
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # the simulator makes no machine code
     major, minor = map(int, sys.argv[1].split("."))
     serve(lambda name: cubin(name, (major, minor)))
 

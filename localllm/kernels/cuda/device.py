@@ -1,11 +1,9 @@
-"""Device functions and intrinsics for CUDA kernels.
+"""Device functions and intrinsics for CUDA kernels: memory by address, dot products of bytes, exchange within a warp.
 
-Memory by address, dot products of bytes, and sums over a warp or a block.
-
-As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each
-function exists twice, as instructions for the card and as Python for Numba's simulator, where an address is one of the
+As on the CPU, memory is addressed by int64, every argument of a kernel is an int64, and kernels check nothing. Each
+function exists twice: as instructions for the GPU, and as Python for Numba's simulator, where an address is one of the
 host's and a lane is a greenlet (tests/support/simulated.py). A warp of the simulator may be smaller, which makes it
-faster: kernels take its size from WARP.
+faster, so kernels take its size from WARP.
 """
 
 import ctypes
@@ -15,32 +13,36 @@ import numpy as np
 from numba import config, cuda, float32, float64, int32, int64
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
-WARP = 32  # lanes; tests with the simulator set a smaller power of two before kernels are imported
+WARP = 32  # threads; tests with the simulator set a smaller power of two before kernels are imported
 BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
 
 if SIMULATED:
     from numba.cuda.simulator import kernel as simulator
 
     class RunningKernel:
-        """The module `cuda` as device functions see it: that of the kernel which is running."""
+        """The module `cuda` as device functions see it in the simulator: that of the kernel that is running."""
 
         def __getattr__(self, name):
             return getattr(simulator._get_kernel_context(), name)
 
     def device(function):
-        """Make a function that kernels call; needed for functions that use `cuda`.
+        """Decorate a function that kernels call. Functions that use `cuda` need this in the simulator.
 
-        Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
-        when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
+        Numba's own simulator puts the kernel's `cuda` into the function's module during the call, and removes it when
+        the first of several threads has returned. numba-cuda's simulator runs one thread at a time to avoid that, which
+        costs half of the time.
         """
         if "cuda" in function.__globals__:
             function.__globals__["cuda"] = RunningKernel()
         return function
 
     def peek(kind):
+        """Make a function (address) that loads a number of a ctypes type."""
         return lambda address: kind.from_address(int(address)).value
 
     def poke(kind, convert):
+        """Make a function (address, value) that converts a value and stores it as a ctypes type."""
+
         def store(address, value):
             kind.from_address(int(address)).value = convert(value)
 
@@ -54,7 +56,7 @@ if SIMULATED:
     store_u16 = poke(ctypes.c_uint16, int)
 
     def peek_vector(kind, count):
-        """Make a function that loads `count` numbers of 4 bytes at once, at a multiple of their size."""
+        """Make a function (address) that loads `count` 4-byte numbers at once, from a multiple of their size."""
 
         def load(address):
             assert address % (4 * count) == 0, "a vector load that is not aligned"
@@ -63,7 +65,7 @@ if SIMULATED:
         return load
 
     def poke_vector(kind, convert):
-        """Make a function that stores four numbers of 4 bytes at once, to a multiple of 16 bytes."""
+        """Make a function that stores four 4-byte numbers at once; the address is a multiple of 16."""
 
         def store(address, a, b, c, d):
             assert address % 16 == 0, "a vector store that is not aligned"
@@ -85,71 +87,74 @@ if SIMULATED:
 
         return call
 
-    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of a float32, or of a float64
+    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of float32 or float64
 
     def cosine_of_turns(x):
-        """Return the cosine of 2 pi x, a float64."""
+        """Return the cosine of 2 pi x; x: an angle in turns, float64."""
         return math.cos(2 * math.pi * (x % 1))
 
     def sine_of_turns(x):
-        """Return the sine of 2 pi x, a float64."""
+        """Return the sine of 2 pi x; x: an angle in turns, float64."""
         return math.sin(2 * math.pi * (x % 1))
 
     def bits(word, shift, mask):
-        """Return the int32 shifted right by `shift` places, zeros coming in, or left by -shift, and masked."""
+        """Shift an int32 right by `shift` bits, filling with zeros, or left by -shift, and mask the result."""
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
     def signed_byte(word, number):
-        """Return byte 0 to 3 of the int32, as a signed number."""
+        """Return byte number 0 to 3 of an int32 as a signed number."""
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Select four of the eight bytes of a and b, a's first, by the low 3 bits of the selector's nibbles."""
+        """Select four of the eight bytes of a and b (PRMT); bytes 0 to 3 are those of a.
+
+        selector: the low 3 bits of each of its lowest four nibbles are the index of a byte.
+        """
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
     def dot4(a, b, c):
-        """Compute c plus the products of four signed bytes each of a and b, int32 (dp4a)."""
+        """Return c plus the dot product of the four signed bytes of a and of b (dp4a)."""
         words = (np.array([int(x) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64) for x in (a, b))
         return int(c) + int(np.dot(*words))
 
     def f16_value(bits):
-        """Return the number whose float16 has these bits, float32."""
+        """Convert the bits of a float16 to float32."""
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
     def f16_pair(bits):
-        """Return the two numbers whose float16s have the low and the high half of these bits, float32."""
+        """Convert two float16, in the low and high half of an int32, to float32."""
         return f16_value(bits), f16_value(bits >> 16)
 
     def exp2(x):
-        """Compute 2 to the power of x, float32, with an error of 2 units in the last place."""
+        """Compute 2 ** x, float32, with an error of 2 units in the last place."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return float(np.exp2(np.float32(x)))
 
     def f16_bits(x):
-        """Return the bits of x rounded to float16."""
+        """Round x to float16; return its bits."""
         with np.errstate(over="ignore"):
             return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
     def f32_value(bits):
-        """Return the number whose float32 has these bits, as kernels get numbers among their arguments."""
+        """Return the float32 with these bits. Kernels get float arguments as bits."""
         return float(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
 
     def f32_bits(x):
-        """Return the bits of x, int32."""
+        """Return the bits of the float32 x as an int32."""
         return int(np.array([x], np.float32).view(np.int32)[0])
 
     def rounded(x):
-        """Return the nearest integer, ties to even, int32."""
+        """Round to the nearest integer, ties to even, int32."""
         return int(np.rint(x))
 
     def warp_exchange(value):
-        """Exchange a predicate among the lanes of a warp, as a bit mask in their order; all lanes must take part."""
-        return RunningKernel().warp_exchange(value)  # a word that tests/support/simulated.py adds
+        """Return the values of all lanes of the warp, in order. All lanes must call it."""
+        return RunningKernel().warp_exchange(value)  # a function that tests/support/simulated.py adds
 
     def from_lane_xor(x, mask):
-        """Return the float32 x of the lane whose number differs in these bits."""
+        """Return x, a float32, of the lane whose number is this lane's number xor `mask`."""
         return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
@@ -171,16 +176,17 @@ else:
     GLOBAL = 1  # address space
 
     def make_shared_memory_internal(module):
-        """Give shared memory internal linkage: each function that calls another is linked with a copy of it.
+        """Give a module's shared memory internal linkage.
 
-        Otherwise the memory would be defined several times.
+        Each function that calls another is linked with a copy of it, which would define the memory several times
+        otherwise.
         """
         for name, variable in module.globals.items():
             if name.startswith("_cudapy_smem"):
                 variable.linkage = "internal"
 
     class DeviceFunction(CUDADispatcher):
-        """A function that kernels call. Unlike Numba's, it asks for no card: its code is the same for all."""
+        """A function that kernels call. Unlike Numba's own, it needs no GPU: its code is the same for all GPUs."""
 
         def compile_device(self, arguments, return_type=None):
             if arguments not in self.overloads:
@@ -194,14 +200,18 @@ else:
             return self.overloads[arguments]
 
     def device(function):
-        """Make a function that kernels call; LLVM inlines it."""
+        """Decorate a function that kernels call; LLVM inlines it."""
         return DeviceFunction(function, {"device": True})
 
     def pointer(builder, address, kind):
+        """Convert an address to a pointer to global memory."""
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
 
     def loader(kind, result, widen=None):
-        """Make a function that reads one number of the LLVM type `kind`."""
+        """Make an intrinsic (address) that loads a number.
+
+        kind: its LLVM type, widen: the instruction that converts it.
+        """
 
         @intrinsic
         def load(typing_context, address):
@@ -214,7 +224,10 @@ else:
         return load
 
     def storer(kind, accepted, narrow=None):
-        """Make a function that writes one number of the LLVM type `kind`."""
+        """Make an intrinsic (address, value) that stores a number.
+
+        kind: its LLVM type, narrow: the instruction that converts it.
+        """
 
         @intrinsic
         def store(typing_context, address, value):
@@ -235,7 +248,7 @@ else:
     store_u16 = storer(I16, types.int32, "trunc")
 
     def vector_loader(kind, result, count):
-        """Make a function that reads `count` numbers at once, as a tuple."""
+        """Make an intrinsic (address) that loads `count` numbers at once, as a tuple."""
 
         @intrinsic
         def load(typing_context, address):
@@ -264,7 +277,11 @@ else:
         return types.void(types.int64, *[types.float32] * 4), code
 
     def assembly(text, constraints, result, *kinds, volatile=False):
-        """Make a function that is some instructions of PTX; `volatile`: they are neither moved nor removed."""
+        """Return the type and the code of an intrinsic that is some instructions of PTX.
+
+        constraints: LLVM's, of its operands; result, kinds: the types of its result and arguments; volatile: whether
+        the instructions may be neither moved nor removed.
+        """
 
         def code(context, builder, signature, arguments):
             llvm = [context.get_value_type(kind) for kind in kinds]
@@ -276,7 +293,7 @@ else:
     load_2f32 = vector_loader(F32, types.float32, 2)
 
     def streamer(count):
-        """Make a function that reads `count` int32 at once without occupying the first-level cache."""
+        """Make an intrinsic (address) that loads `count` int32 at once without using space in the L1 cache."""
         places = ", ".join(f"${i}" for i in range(count))
         text = f"ld.global.nc.L1::no_allocate.v{count}.b32 {{{places}}}, [${count}];"
         constraints = "=r," * count + "l"
@@ -387,5 +404,5 @@ else:
 
 @device
 def lane():
-    """Return this thread's number in its warp."""
+    """Return the number of this thread in its warp."""
     return cuda.threadIdx.x & (WARP - 1)

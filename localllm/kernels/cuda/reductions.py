@@ -7,19 +7,20 @@ from localllm.kernels.cuda.device import WARP, device, from_lane_xor, lane
 
 @device
 def plus(x, y):
+    """Return x + y."""
     return x + y
 
 
 @device
 def larger_or_nan(x, y):
-    """Return the larger number, NaN if one of the two is."""
+    """Return the larger number; NaN if one of them is NaN."""
     return y if y > x or y != y else x
 
 
 def make_over_warp(two):
-    """Make a function that reduces the float32 x of all lanes of a warp with `two`, pairwise.
+    """Make a function that reduces a float32 x of each lane of a warp to one number, which all lanes get.
 
-    All lanes get the result.
+    two: combines two numbers.
     """
 
     @device
@@ -34,20 +35,23 @@ def make_over_warp(two):
 
 
 def make_over_block(two):
-    """Make the reduction over all threads of a block, which must all take part."""
+    """Make a function that reduces a float32 x of each thread of a block to one number, which all threads get.
+
+    two: combines two numbers. All threads of the block must call the function.
+    """
     over_warp = make_over_warp(two)
 
     @device
     def over_block(x):
-        found = cuda.shared.array(32, float32)
+        of_warps = cuda.shared.array(32, float32)
         x = over_warp(x)
         cuda.syncthreads()  # an earlier result has been read
         if lane() == 0:
-            found[cuda.threadIdx.x // WARP] = x
+            of_warps[cuda.threadIdx.x // WARP] = x
         cuda.syncthreads()
-        result = found[0]
+        result = of_warps[0]
         for warp in range(1, cuda.blockDim.x // WARP):
-            result = two(result, found[warp])
+            result = two(result, of_warps[warp])
         return result
 
     return over_block

@@ -1,15 +1,16 @@
-"""Products of small matrices of float16 on tensor cores, summed in float32.
+"""Products of small matrices of float16 on tensor cores, summed in float32: C += A B^T.
 
-The instruction is mma.sync.m16n8k16, or two of m16n8k8.
+The instruction is mma.sync.m16n8k16, or two of m16n8k8. The lanes of a warp hold pieces of the matrices, two float16 in
+an int32, as the PTX ISA defines (9.7.14.5.8). With g = lane / 4, t = lane % 4, `step` counting 16 columns of A and
+`tile` 8 columns of C, the numbers that a lane holds are
 
-All lanes of a warp hold pieces of the matrices, two numbers of float16 in an int32, as the PTX ISA says (9.7.14.5.8).
-With g = lane / 4 and t = lane % 4, and step and tile counting pieces of 16 and of 8:
-- A [16, 16 * steps]: words step * 4 + r: row g + r % 2 * 8, columns step * 16 + r / 2 * 8 + 2 t and the next one;
-- B [8 * tiles, 16 * steps], which is multiplied transposed, in shared memory: rows of `stride` words, which is 4 more
-  than a multiple of 8, so that lanes have no bank conflicts; a lane reads from g * stride + t on;
-- C [16, 8 * tiles], float32: tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2.
-So the lanes hold C, packed to float16, in the layout of A: attention weights, computed from scores in C, are multiplied
-with values without leaving their registers.
+    A [16, 16 * steps]         word step * 4 + r: row g + r % 2 * 8, columns step * 16 + r / 2 * 8 + 2 t and the next
+    B [8 * tiles, 16 * steps]  in shared memory, rows of `stride` words; a lane reads from word g * stride + t on
+    C [16, 8 * tiles]          float32 number tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2
+
+The stride of B is 4 more than a multiple of 8 words, so that lanes have no bank conflicts. C, packed to float16, has
+the layout of A: attention weights, computed from scores in C, are multiplied with values without leaving their
+registers.
 """
 
 import numpy as np
@@ -20,19 +21,23 @@ if SIMULATED:
     from localllm.kernels.cuda.device import lane, warp_exchange
 
     def packed(x):
-        """Pack float32 numbers as float16, two in an int32."""
+        """Convert float32 numbers to float16, two in an int32."""
         with np.errstate(over="ignore"):
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 
     def interleaved(a, b):
-        """Interleave words of two numbers each: number by number the one of a with the one of b."""
+        """Interleave the float16 numbers of a and b: number by number, the one of a with the one of b.
+
+        a, b: tuples of int32 with two numbers each.
+        """
         pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
 
     def make_multiply(tiles, steps, stride, depth):
-        """Return a function (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`.
+        """Return a function (c, a, words, at) -> c + a b^T. b lies in shared memory: the array `words`.
 
-        at: where this lane begins there.  depth: 16, or 8 for cards of compute capability 7.5.
+        at: index of the word from which this lane reads; depth: of the instruction, 16, or 8 for compute capability
+        7.5.
         """
         places = [
             tile * 8 * stride + step * 8 + 4 * r for tile in range(tiles) for step in range(steps) for r in (0, 1)
@@ -59,13 +64,13 @@ else:
 
     F16, F32, I32, I64 = ir.HalfType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
     RESULT = ir.LiteralStructType([F32] * 4)
-    SHAPES = {  # by depth: instruction, words of A and of B
+    SHAPES = {  # by depth: the instruction, the number of words of A and of B
         16: ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{$0,$1,$2,$3}}, {a}, {b}, {c};", 4, 2),
         8: ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{$0,$1,$2,$3}}, {a}, {b}, {c};", 2, 1),
     }
 
     def pair(builder, low, high):
-        """Return two numbers of float16 as an int32."""
+        """Pack two float16 numbers in an int32."""
         vector = ir.Constant(ir.VectorType(F16, 2), ir.Undefined)
         vector = builder.insert_element(vector, low, I32(0))
         return builder.bitcast(builder.insert_element(vector, high, I32(1)), I32)
@@ -93,11 +98,11 @@ else:
         return types.UniTuple(types.int32, 2 * a.count)(a, b), code
 
     def places(first, count):
-        """Format the arguments of an instruction."""
+        """Format the placeholders of an instruction's operands, `count` of them from number `first` on."""
         return "{" + ",".join(f"${i}" for i in range(first, first + count)) + "}"
 
     def multiply_add(builder, a, b, c, depth):
-        """Return one multiply-add instruction."""
+        """Emit one multiply-add instruction on tensor cores."""
         text, of_a, of_b = SHAPES[depth]
         text = text.format(a=places(4, of_a), b=places(4 + of_a, of_b), c=places(4 + of_a + of_b, 4))
         constraints = ",".join(["=f"] * 4 + ["r"] * (of_a + of_b) + ["f"] * 4)

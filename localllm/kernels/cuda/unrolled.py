@@ -1,9 +1,7 @@
-"""Many numbers of one thread, in its registers.
+"""Tuples of numbers in a thread's registers, and functions that apply a function to all of them.
 
-Tuples, and loops over them that are unrolled by the compiler.
-
-Registers have no addresses, so arrays that a loop indexes lie in local memory, which is the card's memory. Here every
-index is a constant. Matrices are tuples in row-major order.
+Registers have no addresses, so an array that a loop indexes would lie in local memory, which is slow. Here loops are
+unrolled by the compiler, and every index is a constant. Matrices are tuples in row-major order.
 """
 
 import inspect
@@ -16,9 +14,9 @@ from localllm.kernels.cuda.device import SIMULATED
 if SIMULATED:
 
     def unrolled(count, function, result="float32"):
-        """Return a function that calls function(i, *arguments) for each i below `count`, and returns a tuple.
+        """Return a function (*arguments) -> tuple of function(i, *arguments) for each i below `count`.
 
-        If an argument is a tuple of `count` numbers, the call gets its number i; others are passed as they are. result:
+        If an argument is a tuple of `count` numbers, call i gets its number i; others are passed unchanged. result: the
         type of the numbers in the returned tuple.
         """
 
@@ -29,15 +27,18 @@ if SIMULATED:
         return word
 
     def visit(count, function):
-        """Call a function `count` times, unrolled."""
+        """Return a function (*arguments) that calls function(i, *arguments) for each i below `count`."""
         return unrolled(count, function)
 
     def folded(groups, function):
-        """Return a function of x: for each group of places, it folds x's numbers there by `function`."""
+        """Return a function (x) -> one number for each group.
+
+        groups: indices of x; the numbers of a group are combined by `function`, two at a time.
+        """
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):
-        """Return a function (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
+        """Return a function (q, k) -> q k^T; q: [rows, columns], k: [others, columns], result: [others, rows]."""
 
         def products(q, k):
             return tuple(np.dot(np.reshape(k, (-1, columns)), np.reshape(q, (-1, columns)).T).reshape(-1).tolist())
@@ -45,7 +46,7 @@ if SIMULATED:
         return products
 
     def add_outer(sums, weights, values):
-        """Add weights^T values to sums [rows, columns]; weights [others, rows], values [others, columns]."""
+        """Return sums + weights^T values; sums: [rows, columns], weights: [others, rows], values: [others, columns]."""
         columns = common(len(sums), len(weights), len(values))
         rows = len(sums) // columns
         return tuple(
@@ -55,7 +56,7 @@ if SIMULATED:
         )  # fmt: skip
 
     def scale_rows(x, factors):
-        """Return each row of x [rows, columns] times its factor."""
+        """Multiply each row of x, [rows, columns], by its factor."""
         return tuple(number * factors[i * len(factors) // len(x)] for i, number in enumerate(x))
 
 else:
@@ -69,8 +70,10 @@ else:
         return calls(count, function, types.none)
 
     def calls(count, function, result):
+        """Make the intrinsic of `unrolled`, or of `visit` if `result` is the type none."""
+
         def typed(*arguments):
-            """Return the types of the arguments of one call, and of the result."""
+            """Return the signature of the intrinsic for arguments of these types, and its code."""
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
             taken = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
 
@@ -90,7 +93,7 @@ else:
 
         return intrinsic(WORDS[len(inspect.signature(function).parameters) - 1](typed))
 
-    # An intrinsic has as many parameters as its function has arguments.
+    # The parameters of an intrinsic must be named, so there is one wrapper for each number of arguments.
     WORDS = {
         1: lambda typed: lambda context, a: typed(a),
         2: lambda typed: lambda context, a, b: typed(a, b),
@@ -119,6 +122,7 @@ else:
         return word
 
     def items(builder, value):
+        """Return the members of a tuple."""
         return [builder.extract_value(value, i) for i in range(value.type.count)]
 
     def make_products(columns):
@@ -165,5 +169,5 @@ else:
 
 
 def common(sums, weights, values):
-    """Return the length of `columns` from the sizes of [rows, columns], [others, rows] and [others, columns]."""
+    """Compute `columns` from the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
     return round((sums * values / weights) ** 0.5)

@@ -96,7 +96,7 @@ def iq1_m_row(block, octet):
 
 
 IQ1_OFFSET = 9
-IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # grid values shifted up by 1/8; those shifted down are smaller by 2 units
+IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up by 1/8; those shifted down are 2 smaller
 shift_down_at_3, shift_down_at_7 = (make_where([1 << bit] * 64, -2) for bit in (3, 7))
 iq1_s_shifts = for_octets(u8x16, [2 * run + 1 for run in RUNS])
 iq1_s_scale_bits, upper_bytes = constant_u8(u8x16, 0x70), make_shuffle(u8x8, u8x16, range(1, 16, 2))

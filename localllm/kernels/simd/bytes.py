@@ -113,7 +113,7 @@ def gathered(builder, address, stride, size, count):
     if this_lane().has_512_bits and 2 <= len(places) <= MOST_WINDOWS:
         return from_windows(builder, address, places)
     number = ir.IntType(16 * size)
-    numbers = ir.Constant(ir.VectorType(number, count), None)  # zeros, not undefined: that would wait for the register's previous content
+    numbers = ir.Constant(ir.VectorType(number, count), None)  # undefined would depend on the old content
     for i in range(count):
         some = load_value(builder, builder.add(address, I64(i * stride)), number)
         numbers = builder.insert_element(numbers, some, I32(i))

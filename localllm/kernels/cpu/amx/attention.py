@@ -34,7 +34,7 @@ from localllm.kernels.simd import (
 STRIDE = KEYS * 4  # bytes from one row of scores to the next
 four, two = make_products(2, 2, True), make_products(2, 1, True)
 zero, load_left, load_right = make_zero((0, 1, 2, 3)), make_load((0, 1)), make_load((2, 3))
-store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums with the first right operand, and with the second
+store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums with the first and the second right operand
 
 
 @device

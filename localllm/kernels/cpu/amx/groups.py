@@ -33,8 +33,8 @@ int64 = types.int64
 
 def spread(builder, values, run, octet):
     """Spread the scales of octet `octet` of runs `run` and run + 1 over 16 lanes, 8 weights each."""
-    per_run = values.type.count // 8 if values.type.count > 2 else 1  # of a run
-    return shuffled(builder, values, values, [(run + i) * per_run + octet * per_run // 4 for i in (0, 1) for _ in range(8)])
+    each = values.type.count // 8 if values.type.count > 2 else 1  # scales per run
+    return shuffled(builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)])
 
 
 def sixteen(builder, codes, run, octet):

@@ -63,7 +63,7 @@ def nothing(a, token):
 def of_one(declaration, function, extra_of=nothing):
     """Make a kernel that computes y = function(x, extra) for vectors of 16 columns, with extra = extra_of(a, token).
 
-    declaration: the declaration of its arguments; extra_of: computes the extra argument once per row.
+    declaration: that of its arguments; extra_of: computes the extra argument once per row.
     """
 
     @kernel
@@ -74,7 +74,8 @@ def of_one(declaration, function, extra_of=nothing):
             load_i64(argument(a, declaration.count)),
         )
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            x, y, extra = argument(a, declaration.x) + t * stride, argument(a, declaration.y) + t * stride, extra_of(a, t)
+            x, y = argument(a, declaration.x) + t * stride, argument(a, declaration.y) + t * stride
+            extra = extra_of(a, t)
             for i in range(0, size, 64):
                 store_f32x16(y + i, function(load_f32x16(x + i), extra))
 
@@ -84,8 +85,8 @@ def of_one(declaration, function, extra_of=nothing):
 def of_two(declaration, first, second, function, extra_of=nothing, is_shared=False):
     """Make a kernel that computes y = function(x, z, extra) for vectors of 16 columns, with extra = extra_of(a, token).
 
-    declaration: the declaration of its arguments; first, second: which of them are x and z; extra_of: computes the extra
-    argument once per row; is_shared: whether z is one row for all tokens.
+    declaration: that of its arguments; first, second: which of them are x and z; extra_of: computes the extra argument
+    once per row; is_shared: whether z is one row for all tokens.
     """
 
     @kernel

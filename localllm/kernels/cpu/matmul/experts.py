@@ -42,12 +42,12 @@ def put(arguments, place, value):
     store_i64(arguments + place * 8, value)
 
 
-def make_experts(product, declaration, most_is_address, finish=None):
+def make_experts(product, own, most_is_address, finish=None):
     """Make the kernel for all experts from the kernel for one matrix.
 
-    product: the declaration of the kernel for one matrix; declaration: that of this kernel; most_is_address: whether the
-    argument `most_precise` of `product` is an address; finish(arguments, call, expert, memory): sets further arguments
-    in `call`, and may use `memory`, scratch memory after them.
+    product, own: the declarations of that kernel and of this one; most_is_address: whether the argument `most_precise`
+    of `product` is an address; finish(arguments, call, expert, memory): sets further arguments in `call`, and may use
+    `memory`, the scratch memory after them.
     """
     words = len(product)
 
@@ -56,16 +56,16 @@ def make_experts(product, declaration, most_is_address, finish=None):
         """Write the arguments of an expert's product to `call`, an array at the beginning of the scratch memory."""
         for i in range(words):
             put(call, i, argument(a, i))
-        for i in range(argument(a, declaration.by_row_count)):
-            place, row_bytes = argument(a, declaration.by_row) + i * 16, argument(a, declaration.by_row) + i * 16 + 8
+        for i in range(argument(a, own.by_row_count)):
+            place, row_bytes = argument(a, own.by_row) + i * 16, argument(a, own.by_row) + i * 16 + 8
             moved = argument(call, load_i64(place)) + argument(expert, EXPERT.first) * load_i64(row_bytes)
             put(call, load_i64(place), moved)
-        distance = argument(expert, EXPERT.number) * argument(a, declaration.expert_bytes)
-        put(call, product.weights, argument(a, declaration.weights) + distance)
+        distance = argument(expert, EXPERT.number) * argument(a, own.expert_bytes)
+        put(call, product.weights, argument(a, own.weights) + distance)
         put(call, product.count, expert + 8 * EXPERT.count)
-        put(call, product.scratch, argument(a, declaration.scratch) + CALL_BYTES)
-        most = load_i64(argument(a, declaration.most_precise)) if most_is_address else argument(a, declaration.most_precise)
-        most = ANY_NUMBER if load_i64(argument(a, declaration.run_count)) <= most else 0
+        put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
+        most = load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
+        most = ANY_NUMBER if load_i64(argument(a, own.run_count)) <= most else 0
         if most_is_address:
             put(call, words, most)
             most = call + words * 8
@@ -75,12 +75,12 @@ def make_experts(product, declaration, most_is_address, finish=None):
 
     @kernel
     def experts(a, part, parts, thread):
-        slices = argument(a, declaration.slices)
-        units = load_i64(argument(a, declaration.active_count)) * slices
-        call = argument(a, declaration.scratch) + thread * argument(a, declaration.scratch_bytes)
+        slices = argument(a, own.slices)
+        units = load_i64(argument(a, own.active_count)) * slices
+        call = argument(a, own.scratch) + thread * argument(a, own.scratch_bytes)
         for unit in range(units * part // parts, units * (part + 1) // parts):
-            prepare(a, call, argument(a, declaration.active) + unit // slices * EXPERT_BYTES)
-            call_kernel(argument(a, declaration.linear), call, unit % slices, slices, thread)
+            prepare(a, call, argument(a, own.active) + unit // slices * EXPERT_BYTES)
+            call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
 
     return experts
 

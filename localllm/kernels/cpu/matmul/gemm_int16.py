@@ -199,7 +199,7 @@ def make_assembly_product(format, is_exact):
     @inlined
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
         w, s = scratch + v * 16 * SLAB, scratch + VECTORS * 16 * SLAB + v * scale_bytes
-        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # in the memory of the rows before they were transposed
+        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # replaces the rows before they were transposed
         x, run = argument(a, activations) + size * place, place // 32
         c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
         stride = argument(a, LINEAR.columns) // 32 * sum_bytes

@@ -280,7 +280,7 @@ def make_rows_in_words(format, rows, tokens=1):
 
     w: address of the first row; y, words: addresses for the first token.
     """
-    format = load_group_format(format.name, small_codes=True)  # the readers of words yield codes with their plain scales
+    format = load_group_format(format.name, small_codes=True)  # the readers of words need plain scales
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()

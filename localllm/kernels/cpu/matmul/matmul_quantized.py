@@ -1,9 +1,8 @@
-"""y = W x for quantized weights and activations in two planes of int8 (quantize.py). A kernel variant for each case:
+"""y = W x for quantized weights and activations in two planes of int8 (quantize.py), by a kernel variant for each case.
 
 - one token, or a few: each row of W is read once, in the file's layout (gemv_quantized.py)
 - more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers
-  (tiles.py);
-  arithmetic is the limit
+  (tiles.py); arithmetic is the limit
 
 Up to `most_precise` tokens, both planes of the activations are multiplied, which is practically exact (gemm_int16.py).
 Larger batches use the high plane alone, as other programs do, and weights requantized to bytes (gemm_int8.py). One
@@ -56,7 +55,7 @@ def make_one_token(format):
         row_bytes = argument(a, LINEAR.row_bytes)
         prepare(a, scratch)
         for r in range(first, last, at_once):
-            step = row_bytes if r + 1 < last else 0  # without a second row, the same row again, for a padding column of y
+            step = row_bytes if r + 1 < last else 0  # the last row twice, the second time for a padding column of y
             one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4, scratch)
 
     return one_token
@@ -82,7 +81,7 @@ def make_few(format, together, planes):
         row_bytes, r = argument(a, LINEAR.row_bytes), first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
-            step = row_bytes if r + together <= last else 0  # near the end, the same row again; its extra results are overwritten or padding
+            step = row_bytes if r + together <= last else 0  # one row repeatedly; extra results are overwritten
             row(a, w, step, y, tokens, scratch)
             r += together if step else 1
 

@@ -99,7 +99,7 @@ def make_store(rows, columns):
     return store
 
 
-PAIRS = [lane + i for lane in (0, 4, 8, 12) for i in (0, 2, 16, 18)]  # every second lane of two vectors, four of one and four of the other in turn
+PAIRS = [lane + i for lane in (0, 4, 8, 12) for i in (0, 2, 16, 18)]  # every second lane of two vectors
 FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second group of four lanes of two vectors
 
 

@@ -50,8 +50,8 @@ def first(source, target, of_token, v, state_product, y, read_next):
 def delta(source, target, of_token, v, state_product, y, read_next):
     """Apply a token to one row of a block, by the rule "delta".
 
-    state_product: the product of a with the old state; b * seen is added to the row. Return y plus r times the new row, and
-    read_next plus the next token's a times the new row.
+    state_product: the product of a with the old state; b times it is added to the row. Return y plus r times the new
+    row, and read_next plus the next token's a times the new row.
     """
     r, w, k, b, next_a = of_token
     row = fma_f32x16(splat_at(b), state_product, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))

@@ -10,7 +10,7 @@ NUMBER, FIRST, COUNT = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count
 
 
 def add_squares(count, x, stride, columns, sums):
-    """Add x^2 over the tokens to the sums, in their order; a thread for each column."""
+    """Add x^2 over the tokens to the sums, in the order of the tokens; a thread for each column."""
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return
@@ -21,7 +21,10 @@ def add_squares(count, x, stride, columns, sums):
 
 
 def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stride, counts):
-    """Add x^2 over the rows of each expert to its sums; a thread for each column, the first one counts rows."""
+    """Add x^2 over each expert's rows to the expert's sums; a thread for each column.
+
+    The first thread also adds the numbers of rows to the experts' counts.
+    """
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return

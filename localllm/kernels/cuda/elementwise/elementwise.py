@@ -1,4 +1,4 @@
-"""Functions of single numbers: a thread for four columns of a row, so y may be an input."""
+"""Element-wise functions of rows. A thread computes four columns of a row, so y may be an input."""
 
 import math
 
@@ -20,19 +20,19 @@ from localllm.kernels.cuda.device import (
 
 ZERO, HALF, ONE = float32(0), float32(0.5), float32(1)
 SQRT_2_BY_PI, CUBIC, SQRT_HALF = float32(0.7978845608028654), float32(0.044715), float32(0.7071067811865476)
-# Of `erf_of`.
+# The constants of `erf_of`.
 P, A, B = float32(0.3275911), float32(0.254829592), float32(-0.284496736)
 C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 
 @device
 def first_column():
-    """Return the first of this thread's four."""
+    """Return the first of the four columns of this thread."""
     return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
 
 
 def of_one(function):
-    """Make the kernel of y = function(x)."""
+    """Make a kernel that computes y = function(x)."""
 
     def kernel(count, x, y, stride, columns):
         row, column = cuda.blockIdx.x, first_column()
@@ -45,7 +45,7 @@ def of_one(function):
 
 
 def of_one_and_number(function):
-    """Make the kernel of y = function(x, number)."""
+    """Make a kernel that computes y = function(x, number); number: an argument, the bits of a float32."""
 
     def kernel(count, x, number, y, stride, columns):
         row, column, n = cuda.blockIdx.x, first_column(), f32_value(number)
@@ -58,7 +58,7 @@ def of_one_and_number(function):
 
 
 def of_two(function):
-    """Make the kernel of y = function(x, z)."""
+    """Make a kernel that computes y = function(x, z)."""
 
     def kernel(count, x, z, y, stride, columns):
         row, column = cuda.blockIdx.x, first_column()
@@ -73,16 +73,16 @@ def of_two(function):
 
 @device
 def if_finite(y, x):
-    """Compute y, but NaN where x is not finite.
+    """Return y, but NaN where x is not finite.
 
-    Otherwise a function whose values are bounded would hide the effect of a broken weight.
+    A bounded function, such as a sigmoid, would otherwise hide that broken weights have produced infinity or NaN.
     """
     return y + ZERO * x
 
 
 @device
 def sigmoid_of(x):
-    """Compute 1 / (1 + e^-x), NaN for infinity."""
+    """Compute 1 / (1 + e^-x); infinity gives NaN."""
     return if_finite(ONE / (ONE + exp(-x)), x)
 
 
@@ -94,7 +94,7 @@ def gelu_of(x):
 
 @device
 def erf_of(x):
-    """Compute erf x, wrong by 3e-7 at most (Abramowitz and Stegun 1964, 7.1.26)."""
+    """Compute erf x with an error of at most 3e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     size = abs(x)
     t = ONE / (ONE + P * size)
     y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * exp(-x * x)
@@ -109,33 +109,33 @@ def gelu_erf_of(x):
 
 @device
 def relu_squared_of(x):
-    """Compute max(x, 0)^2, NaN for what is not finite."""
+    """Compute max(x, 0)^2; NaN if x is not finite."""
     above = if_finite(ZERO if x < ZERO else x, x)
     return above * above
 
 
 @device
 def softplus_of(x):
-    """Compute log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), NaN for infinity."""
+    """Compute log(1 + e^x) = max(x, 0) + log(1 + e^-|x|); infinity gives NaN."""
     return if_finite((x if x > ZERO else ZERO) + log1p(exp(-abs(x))), x)
 
 
 @device
 def between(x, limit):
-    """Clamp x to [-limit, limit]; NaN if it is not finite."""
+    """Clamp x to [-limit, limit]; NaN if x is not finite."""
     below = limit if x > limit else x
     return if_finite(-limit if below < -limit else below, x)
 
 
 @device
 def relu_of(x):
-    """Compute max(x, 0), NaN for what is not finite."""
+    """Compute max(x, 0); NaN if x is not finite."""
     return if_finite(ZERO if x < ZERO else x, x)
 
 
 @device
 def exponential_of(x):
-    """Compute e^x, NaN for what is not finite."""
+    """Compute e^x; NaN if x is not finite."""
     return if_finite(exp(x), x)
 
 
@@ -151,14 +151,14 @@ def shifted(x, number):
 
 @device
 def signed_root_of(x, least):
-    """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0 and NaN for infinity."""
+    """Compute sqrt(max(|x|, least)) with the sign of x: 0 for 0, NaN if x is not finite."""
     root = math.sqrt(max(abs(x), least))
     return if_finite(root if x > ZERO else -root if x < ZERO else ZERO, x)
 
 
 @device
 def capped(x, cap):
-    """Compute cap * tanh(x / cap), NaN for infinity."""
+    """Compute cap * tanh(x / cap); infinity gives NaN."""
     return if_finite(tanh(x * (ONE / cap)) * cap, x)
 
 
@@ -184,7 +184,7 @@ def reglu_of(gate, up):
 
 @device
 def limited_of(gate, up, sharpness, limit):
-    """Compute gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up within -limit and limit."""
+    """Compute the function swiglu_limited of localllm/kernels/verbs.py."""
     gate = if_finite(limit if gate > limit else gate, gate)
     return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
 
@@ -198,7 +198,7 @@ multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(gegl
 
 
 def add(count, x, z, z_stride, y, stride, columns):
-    """Compute y = x + z; z_stride 0: one row for all."""
+    """Write x + z to y; z_stride 0: z is one row for all tokens."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -208,7 +208,7 @@ def add(count, x, z, z_stride, y, stride, columns):
 
 
 def scale_columns(count, x, weight, y, stride, columns):
-    """Compute y = x * weight."""
+    """Write x * weight to y; weight: one row for all tokens."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -218,7 +218,7 @@ def scale_columns(count, x, weight, y, stride, columns):
 
 
 def lerp(count, x, z, weight, y, stride, columns):
-    """Compute y = x + (z - x) * weight."""
+    """Write x + (z - x) * weight to y; weight: one row for all tokens."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -229,7 +229,7 @@ def lerp(count, x, z, weight, y, stride, columns):
 
 
 def softplus(count, x, bias, y, stride, columns):
-    """Compute y = log(1 + e^(x + bias))."""
+    """Write log(1 + e^(x + bias)) to y; bias: one row for all tokens."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -239,7 +239,7 @@ def softplus(count, x, bias, y, stride, columns):
 
 
 def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
-    """Compute y = gate * sigmoid(sharpness * gate) * (up + 1) of inputs clamped to the limit."""
+    """Write gate * sigmoid(sharpness * gate) * (up + 1) to y, after clamping gate and up to the limit."""
     row, column, s, most = cuda.blockIdx.x, first_column(), f32_value(sharpness), f32_value(limit)
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -251,13 +251,13 @@ def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
 
 @device
 def xielu_of(x, alpha_p, alpha_n, beta, epsilon):
-    """Compute alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below."""
-    bent = alpha_p * x * x if x > ZERO else alpha_n * (exp(epsilon if x > epsilon else x) - ONE - x)
-    return bent + beta * x
+    """Compute alpha_p x^2 + beta x for x above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x."""
+    nonlinear = alpha_p * x * x if x > ZERO else alpha_n * (exp(epsilon if x > epsilon else x) - ONE - x)
+    return nonlinear + beta * x
 
 
 def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
-    """Compute y = xielu_of x."""
+    """Write xielu_of(x) to y."""
     row, column = cuda.blockIdx.x, first_column()
     p, n, by, e = f32_value(alpha_p), f32_value(alpha_n), f32_value(beta), f32_value(epsilon)
     if row < load_i64(count) and column < columns:
@@ -268,7 +268,7 @@ def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
 
 
 def scale_by_position(count, x, positions, slope, length, offset, y, stride, columns):
-    """Compute y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
+    """Write x * (1 + slope * log(floor((position + offset) / length) + 1)) to y."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at, position = row * stride + 4 * column, load_i64(positions + 8 * row) + offset
@@ -278,7 +278,7 @@ def scale_by_position(count, x, positions, slope, length, offset, y, stride, col
 
 
 def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
-    """Compute y = x * sigmoid(gate), with one gate per row."""
+    """Write x * sigmoid(gate) to y, with one gate per row."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))

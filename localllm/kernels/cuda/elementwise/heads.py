@@ -1,4 +1,4 @@
-"""Operations on parts of a row (heads, or residual streams side by side): gates, sums, weighted sums."""
+"""Operations on equal parts of a row, which are heads or parallel residual streams: gates, sums, weighted sums."""
 
 from numba import cuda
 
@@ -9,7 +9,7 @@ LEAST = float32(-3e38)
 
 
 def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
-    """Compute y = each head's columns of x times its gate; a thread for each column."""
+    """Multiply each head's columns of x by the head's gate; a thread for each column."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         at, gate = row * stride + 4 * column, load_f32(gates + row * gates_stride + 4 * (column // (columns // heads)))
@@ -17,8 +17,8 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 
 @device
-def softmax_of_line(x, y, size, epsilon):
-    """Compute y = the softmax of a line of x, plus epsilon; NaN if a number is not finite."""
+def softmax_of_numbers(x, y, size, epsilon):
+    """Write the softmax of `size` consecutive numbers of x, plus epsilon, to y; NaN if a number is not finite."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
@@ -32,15 +32,18 @@ def softmax_of_line(x, y, size, epsilon):
 
 
 def softmax(count, x, y, stride, columns):
-    """Compute y = the softmax of each row of x; a thread for each row, whose columns are few."""
+    """Write the softmax of each row of x to y; a thread for each row, because rows are short."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count):
-        softmax_of_line(x + row * stride, y + row * stride, columns, float32(0))
+        softmax_of_numbers(x + row * stride, y + row * stride, columns, float32(0))
 
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide each line's numbers by their sum plus epsilon; numbers are `along` bytes apart, lines `across`."""
+    """Divide the numbers of each row of a [size, size] matrix by their sum plus epsilon.
+
+    across, along: bytes from row to row, and from number to number; exchanged, they make columns rows.
+    """
     for i in range(size):
         total = epsilon
         for j in range(size):
@@ -51,13 +54,16 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 
 def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
-    """Compute y = a matrix whose rows and columns add up to 1, transposed; a thread for each row."""
+    """Scale the matrix [size, size] in each row of x so that its rows and columns add up to 1 (Sinkhorn).
+
+    y is the result, transposed; a thread for each row of x.
+    """
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return
     x, y, more = x + row * stride, y + row * stride, f32_value(epsilon)
     for i in range(0, 4 * columns, 4 * size):
-        softmax_of_line(x + i, y + i, size, more)
+        softmax_of_numbers(x + i, y + i, size, more)
     divide_by_sums(y, size, 4, 4 * size, more)
     for _ in range(iterations - 1):
         divide_by_sums(y, size, 4 * size, 4, more)
@@ -71,7 +77,7 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
-    """Compute y = the sum of x * z over the columns of each head; a block for each row and head."""
+    """Write the sum of x * z over each head's columns to y; a block for each row and head."""
     row, head, total = cuda.blockIdx.x, cuda.blockIdx.y, float32(0)
     if row >= load_i64(count):
         return
@@ -84,7 +90,7 @@ def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
 
 
 def mix_streams(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
-    """Compute y_i = the sum over j of weights_ij * x_j; a thread for each column."""
+    """Write output stream i = the sum over j of weights[i, j] * input stream j; a thread for each column."""
     row, column, total = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x, float32(0)
     if row < load_i64(count) and column < columns:
         source, by = x + row * x_stride + 4 * (column % width), weights + row * weights_stride

@@ -1,4 +1,4 @@
-"""Copies of rows and columns, and of the logits to the caller."""
+"""Copies of rows and columns, and of the logits to the array that the caller gets."""
 
 import math
 
@@ -13,7 +13,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 def select(count, x, rows, y, stride, columns):
-    """Compute y[i] = x[rows[i]]; a thread for four columns."""
+    """Copy row rows[i] of x to row i of y; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
@@ -21,14 +21,14 @@ def select(count, x, rows, y, stride, columns):
 
 
 def replace_ids(count, ids, table, y):
-    """Compute y[t] = table[ids[t]]; a thread for each token."""
+    """Write table[ids[t]] to y[t]; a thread for each token."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if token < load_i64(count):
         store_i64(y + 8 * token, load_i64(table + 8 * load_i64(ids + 8 * token)))
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    """Pool the rows of each sequence to one, their mean, the first or the last: a thread for four columns."""
+    """Pool the rows of each sequence to one row: their mean, the first or the last; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
@@ -44,7 +44,7 @@ def pool(count, sequences, x, y, stride, columns, kind):
 
 
 def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """Compute y = some columns of every group of x; a thread for each column of y."""
+    """Copy some columns of every period of x to y, see SLICE_COLUMNS in arguments.py; a thread for each column of y."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         width = columns // groups
@@ -53,7 +53,7 @@ def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns)
 
 
 def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
-    """Compute y = the columns of x and z, interleaved by head; a block for each row and head."""
+    """Write to y, for each head, its columns of x and then its columns of z; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
     if row >= load_i64(count):
         return
@@ -66,9 +66,9 @@ def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, 
 
 
 def logits(count, x, stride, columns, y, flaws):
-    """Copy x without padding to the array whose address is stored at y; raise `flaws` if a number is not finite.
+    """Copy x without padding to the array whose address is at y; a thread for each number.
 
-    Each number has a thread. Threads that raise it at once may count as one.
+    `flaws` is increased if a number is not finite. Threads that increase it at the same time may count as one.
     """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:

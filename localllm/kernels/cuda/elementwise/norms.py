@@ -1,7 +1,7 @@
-"""Norms: a block for each group of columns of a row.
+"""RMS norm and layer norm: a block for each group of columns of a row.
 
-Some are fused with the operations before or after them in a decoder's layers: for one token, a launch takes as long as
-its work.
+Some are fused with the operations before or after them in a decoder's layers: for one token, launching a kernel takes
+as long as its work.
 """
 
 import math
@@ -16,13 +16,13 @@ ZERO, NAN, INFINITY = float32(0), float32(math.nan), float32(math.inf)
 
 @device
 def inverse_root(mean, epsilon):
-    """Compute 1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
+    """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
     return float32(1) / math.sqrt(mean + epsilon) if mean < INFINITY else NAN
 
 
 @device
 def squares(x, columns, center):
-    """Compute this thread's part of the sum of (x - center)^2 over the columns."""
+    """Return this thread's share of the sum of (x - center)^2 over the columns."""
     total = ZERO
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         total += (load_f32(x + 4 * column) - center) ** 2
@@ -30,7 +30,7 @@ def squares(x, columns, center):
 
 
 def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
-    """Compute y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns."""
+    """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each `group` columns."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group
     if row >= load_i64(count):
         return
@@ -42,7 +42,7 @@ def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
 
 
 def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
-    """Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns."""
+    """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each `group` columns."""
     row, first, total = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group, ZERO
     if row >= load_i64(count):
         return
@@ -57,21 +57,21 @@ def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
 
 
 def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
-    """Compute total = x + z and y = its norm: the residual stream and the input of the next sublayer."""
+    """Write total = x + z, and the RMS norm of total to y: the residual stream, and the input of the next sublayer."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride
     if row >= load_i64(count):
         return
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         store_f32(total + at + 4 * column, load_f32(x + at + 4 * column) + load_f32(z + at + 4 * column))
-    own = squares(total + at, columns, ZERO)  # a thread meets the columns that it has written
-    scale = inverse_root(block_sum(own) / float32(columns), f32_value(epsilon))
+    own_squares = squares(total + at, columns, ZERO)  # each thread reads the columns that it has written
+    scale = inverse_root(block_sum(own_squares) / float32(columns), f32_value(epsilon))
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         number = load_f32(total + at + 4 * column) * scale
         store_f32(y + at + 4 * column, number * load_f32(weight + 4 * column))
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Compute y = the norm of each head of x, with rotated pairs: for queries and keys before attention."""
+    """Write the RMS norm of each head of x, with its pairs rotated, to y: queries and keys before attention."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return

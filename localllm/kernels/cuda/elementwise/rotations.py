@@ -1,4 +1,4 @@
-"""Rotations of pairs of numbers by angles that grow with the position (RoPE), and of blocks by Hadamard matrices."""
+"""Rotations of pairs of numbers by angles that grow with the position (RoPE), and Hadamard rotations."""
 
 import math
 
@@ -15,13 +15,13 @@ from localllm.kernels.cuda.device import (
     store_f32,
 )
 
-TURNS = 0.5 / math.pi  # of a radian
+TURNS = 0.5 / math.pi  # turns per radian
 
 
 def angles(count, positions, before, frequencies, pairs, table, factor):
-    """Compute cosine and sine of every position's rotation angles; a block for each position.
+    """Write the cosine and the sine of every position's rotation angles to the table; a block for each position.
 
-    Angles are computed in turns, in float64, and whole turns are dropped: a million of them cost 20 bits of 53.
+    Angles are computed in turns, in float64, of which whole turns are dropped: a million turns cost 20 bits of 53.
     """
     row = cuda.blockIdx.x
     if row >= load_i64(count):
@@ -34,7 +34,7 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Compute y = x with rotated pairs, which are a head's first numbers; a block for each row and head."""
+    """Write x with its pairs rotated to y; pairs are the first numbers of a head. A block for each row and head."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return
@@ -50,9 +50,9 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix, with a thread block for each.
+    """Write x to y, each `block` columns multiplied by an orthonormal Hadamard matrix; a block of threads for each.
 
-    This is the fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
+    By the fast Walsh-Hadamard transform: numbers 1, 2, 4, ... apart are replaced by their sum and difference.
     """
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
     if row >= load_i64(count):
