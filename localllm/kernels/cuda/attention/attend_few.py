@@ -1,16 +1,14 @@
-"""Attention of few tokens, straight from the cache, in float32.
+"""Attention of few tokens, reading the cache directly, in float32. Contexts are split into parts (Flash-Decoding).
 
-Contexts are cut in parts (as Flash-Decoding does).
+A block of threads computes one token, one part of its context, and a bundle of query heads that share a key-value head.
+Several lanes share a head, 8 numbers each, so a warp reads several keys at once, which are side by side in the cache.
+Each such group of lanes passes over its own keys, with a maximum and a sum of its own (online softmax, Milakov and
+Gimelshein 2018), in registers. The results of the groups of lanes, then those of warps, are merged at the end of the
+part; `merge_few` merges the parts. A token's result depends only on its sequence and the number of parts, bit for bit.
 
-A block is one token, one part of its context, and a bundle of query heads that share a key-value head. Several lanes
-share a head, 8 numbers each, so that a warp reads some keys at once, side by side in the cache; each such group of
-lanes passes over keys of its own with a maximum and a sum of its own (online softmax, Milakov and Gimelshein 2018), in
-registers. The results of groups, then of warps, are merged when the part is done; `merge_few` merges the parts. A
-token's result depends only on its sequence and the number of parts, bit for bit.
-
-All running sums are in registers. For 4 query heads of 128 dimensions a thread has 168 of them (7.5 to 10.0), so that a
-multiprocessor holds 3 blocks of 4 warps, and each lane of these asks for 8 vectors of 16 bytes at once: 48 KiB on their
-way, where 12 to 16 hide the memory's latency. With Q8_0 it is 2 blocks.
+For 4 query heads of 128 dimensions a thread uses 168 registers (compute capability 7.5 to 10.0), so a multiprocessor
+holds 3 blocks of 4 warps. Each of their lanes loads 8 vectors of 16 bytes at once: 48 KiB in flight, where 12 to 16
+hide the memory's latency. With Q8_0 it holds 2 blocks.
 """
 
 from numba import cuda, float32, int32, int64
@@ -47,13 +45,16 @@ from localllm.kernels.cuda.device import (
 from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 
-SPAN = 128  # keys: a part is no shorter, but for the last one
+SPAN = 128  # keys: the length of a part is a multiple of this, except the last part's
 STATE = 16  # bytes of a partial result before its values
 
 
 @device
 def cut(first, last, parts):
-    """Return the first key of a part of the keys that a token sees, a multiple of PAGE, and the keys of each part."""
+    """Split the keys from position `first` to `last` into at most `parts` parts of equal length.
+
+    Return the first key of the first part, `first` rounded down to a multiple of PAGE, and the keys of each part.
+    """
     lowest = first // PAGE * PAGE
     each = (last - lowest) // parts + 1
     return lowest, (each + SPAN - 1) // SPAN * SPAN
@@ -61,12 +62,15 @@ def cut(first, last, parts):
 
 @device
 def sequence_of(owners, sequences, token):
-    """Return a token's sequence."""
+    """Return the address of a token's SEQUENCE."""
     return sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
 def lanes_for(*dims):
-    """Return how many lanes share a head of the largest of these dimensions: a power of two, 8 numbers or more each."""
+    """Return how many lanes share a head: a power of two, with 8 numbers or more for each lane.
+
+    dims: the dimensions of keys and of values.
+    """
     lanes = 2
     while lanes < WARP and 8 * lanes < max(dims):
         lanes *= 2
@@ -74,7 +78,10 @@ def lanes_for(*dims):
 
 
 def make_pieces(load, pieces, apart, dim):
-    """Make a function (head, d) -> `pieces` times 8 numbers of the head, from d on and every `apart` after it."""
+    """Make a function (head, d) that loads `pieces` times 8 numbers of a head.
+
+    They begin at numbers d, d + apart, d + 2 apart, ...
+    """
     last = (dim + 15) // 16 * 16 - 8
 
     @device
@@ -93,9 +100,10 @@ def make_pieces(load, pieces, apart, dim):
 
 
 def make_rows(load, rows, apart):
-    """Make a function (base, number, low, high, bytes, d) that loads `rows` heads, `apart` from each other.
+    """Make a function (base, number, low, high, bytes, d) that loads parts of the heads of `rows` tokens.
 
-    Numbers below `low`, or not below `high`, are clamped to that range.
+    The tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1; bytes: per token;
+    d: see make_pieces.
     """
 
     @device
@@ -114,14 +122,12 @@ def make_rows(load, rows, apart):
 
 
 def make_scores(bundle, rows, groups, has_chosen):
-    """Make a function from products, [rows, bundle], to the scores of the keys that a token sees.
+    """Make a function that turns products, a tuple [rows, bundle], into scores of keys.
 
     Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that the
-    token does not see.
-
-    Number i is of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
-    has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last of every `period`
-    keys counts.
+    token does not see. Number i is for head i % bundle and key i // bundle * groups, counted from the lane's first key.
+    has_chosen: only keys whose bits, at address `row`, are set count. period: only the last of every `period` keys
+    counts.
     """
 
     def capped(i, x, softcap):
@@ -160,7 +166,10 @@ def make_scores(bundle, rows, groups, has_chosen):
 
 
 def make_combine(bundle, value_columns, lanes, value_dim):
-    """Make a function that combines the groups of lanes to the partial results of `heads` heads."""
+    """Make a function that merges the results of a block's groups of lanes to the partial results of its heads.
+
+    bundle: heads of a block; value_columns: numbers of a head that a lane holds; lanes: that share a head.
+    """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
     largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
@@ -219,9 +228,9 @@ def make_combine(bundle, value_columns, lanes, value_dim):
 
 
 def make_load_queries(bundle, columns, key_dim, apart):
-    """Make a function (address, heads, d, scale) -> a lane's numbers of `bundle` heads' queries, scaled.
+    """Make a function (address, heads, d, scale) -> a lane's numbers of the queries of `bundle` heads, times scale.
 
-    They are zero beyond a head's dimensions, and beyond the last head.
+    They are zero beyond a head's dimensions, and for heads from number `heads` on.
     """
 
     def query(i, source, heads, d, scale):
@@ -232,16 +241,16 @@ def make_load_queries(bundle, columns, key_dim, apart):
 
 
 def slope_of(i, slopes, heads):
-    """Return head i's slope as an exponent of 2, or 0 where there is none."""
+    """Return head i's slope times log2(e); 0 if there are no slopes or no such head."""
     return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
 
 def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
-    """Make the kernel, see `make`."""
+    """Make the kernel; the parameters are explained at `make`."""
     lanes = lanes_for(key_dim, value_dim)
     apart, groups = 8 * lanes, WARP // lanes
     columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
-    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
+    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys that a group of lanes processes at a time
     tile = rows * groups
     load_keys = make_rows(make_pieces(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
     load_values = make_rows(make_pieces(LOADS[of_values], value_columns // 8, apart, value_dim), rows, groups)
@@ -282,7 +291,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
         bits = chosen + token * chosen_stride + kv_head * choice_stride
         tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
         for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
-            if (key + tile) // period == key // period:  # none of them is the last of a block
+            if (key + tile) // period == key // period:  # none of these keys is the last of a period
                 continue
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             low, high = max(first - key, 0), min(end - key, tile)
@@ -300,9 +309,10 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
 
 def make(format_name):
-    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions: F16-F16-4-128-128.
+    """Make the kernel.
 
-    With -chosen after it, only keys whose bits are set count.
+    format_name: the cache types of keys and values, the query heads of a bundle, and the dimensions of keys and values,
+    as F16-F16-4-128-128. With -chosen after it, only keys whose bits are set count.
     """
     format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")
@@ -312,7 +322,7 @@ def make(format_name):
 
 @device
 def sees_none(bits, position):
-    """Return whether keys were to be selected for a token at that position and none was, because scores were NaN."""
+    """Return whether no key was selected for the token at a position. That happens if scores are NaN."""
     key = 0
     while key <= position and load_i32(bits + key // 8) == 0:
         key += 32
@@ -323,7 +333,7 @@ def merge_few(
     count, positions, owners, sequences, heads, value_dim, window, chunked, lookahead, sinks, logs, chosen,
     chosen_stride, choice_stride, kv_heads, parts, partial, partial_bytes, y, y_stride,
 ):  # fmt: skip
-    """Merge the parts of contexts: a block for each token's head."""
+    """Merge the partial results of contexts, and apply sinks; a block for each head of a token."""
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return

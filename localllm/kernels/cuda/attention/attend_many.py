@@ -1,18 +1,17 @@
-"""Attention of many tokens on tensor cores.
-
-Blocked, with the running maximum and sum of each row (FlashAttention-2).
+"""Attention of many tokens on tensor cores, with the running maximum and sum of each row (FlashAttention-2).
 
 The query heads that share a key-value head are rows of one matrix, as on the CPU: row = token * group + head in group.
-A block has ROWS of them, of one sequence, 16 in each warp, and passes over the keys in pieces of a page or half of one,
-which lie in shared memory as float16: keys as they are, values transposed, two keys in a word. Scores, weights and
-results are in registers all the time, see tensor_cores.py for which lane has what.
+A block of threads computes ROWS rows of one sequence, 16 in each warp, a "unit". It passes over the keys in pieces of a
+page or half a page, which are copied to shared memory as float16: keys as they are, values transposed, two keys in a
+word. Scores, weights and results stay in registers; tensor_cores.py says which lane has which.
 
-Queries are divided by the largest magnitude of their row before they become float16, and scores are multiplied with it,
-so that none is too large. Weights are float16, too; their sum is taken before that rounding. Keys or values from block
-formats that exceed float16 become infinite, and results NaN.
+Queries are divided by the largest magnitude of their row before they are converted to float16, and scores are
+multiplied by it, so that none is too large. Weights are float16, too; their sum is taken before that rounding. Keys or
+values of block formats that exceed float16 become infinite, and results NaN.
 
-For heads of 128 dimensions a thread takes 255 registers and a block 35 KiB of shared memory: 2 blocks of 4 warps on a
-multiprocessor of 8.0 to 10.0, 1 on one of 7.5, which has less of that memory. Heads of 256 dimensions spill 170 bytes.
+For heads of 128 dimensions a thread uses 255 registers and a block 35 KiB of shared memory: a multiprocessor holds 2
+blocks of 4 warps for compute capabilities 8.0 to 10.0, and 1 for 7.5, which has less of that memory. Heads of 256
+dimensions spill 170 bytes.
 """
 
 from numba import cuda, int32
@@ -51,14 +50,17 @@ from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packe
 from localllm.kernels.cuda.unrolled import folded, unrolled, visit
 
 ROWS = 16 * WARPS
-SHARED = 48 << 10  # bytes that every card has for a block
-SMALLEST = float32(1e-30)  # size of a row of queries, above zero
+SHARED = 48 << 10  # bytes of shared memory that a block has on every GPU
+SMALLEST = float32(1e-30)  # smallest divisor of a row of queries
 NOTHING = int32(0)
 
 
 @device
 def find(sequences, sequence_count, group, unit):
-    """Return the sequence that a unit of rows belongs to, and its first row there; 0 if there are fewer units."""
+    """Return the address of the SEQUENCE that a unit belongs to, and the unit's first row there.
+
+    Return 0, 0 if there are not so many units.
+    """
     for i in range(load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
         units = (load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
@@ -69,7 +71,10 @@ def find(sequences, sequence_count, group, unit):
 
 
 def make_words(kind):
-    """Make a function (head, d) -> numbers d to d + 7 of a head as four words of float16."""
+    """Make a function (head, d) that loads numbers d to d + 7 of a head as four int32 with two float16 each.
+
+    kind: the cache type.
+    """
     if kind == "F16":
         return device(lambda head, d: load_4i32(head + d * 2))
     load = LOADS[kind]
@@ -77,7 +82,10 @@ def make_words(kind):
 
 
 def make_fill_keys(kind, keys, pieces, stride):
-    """Make a function that brings keys to shared memory, [keys][stride words]."""
+    """Make a function that copies keys to shared memory, [keys][stride words].
+
+    kind: the cache type; pieces: 8 numbers each, of a head.
+    """
     words = make_words(kind)
 
     def put(i, word, place, at):
@@ -95,7 +103,10 @@ def make_fill_keys(kind, keys, pieces, stride):
 
 
 def make_fill_values(kind, keys, pieces, stride):
-    """Make a function that loads values to shared memory, [dimensions][stride words], zeros from number `count` on."""
+    """Make a function that copies values to shared memory, [dimensions][stride words], two keys per word.
+
+    Keys from number `count` on become zeros. kind: the cache type; pieces: 8 numbers each, of a head.
+    """
     words, pairs = make_words(kind), keys // 2
 
     def put(i, word, place, at):
@@ -115,7 +126,7 @@ def make_fill_values(kind, keys, pieces, stride):
     return fill
 
 
-# A lane holds numbers of two rows of a piece: number i belongs to the first row if i // 2 is even.
+# A lane holds numbers of two rows of a matrix: number i belongs to the first row if i // 2 is even.
 
 
 def row_of(i):
@@ -124,12 +135,12 @@ def row_of(i):
 
 
 def of_rows(count):
-    """Return the places of each row's numbers among `count`."""
+    """Return the indices of each row's numbers among `count`: a tuple for each of the two rows."""
     return tuple(tuple(i for i in range(count) if row_of(i) == row) for row in (0, 1))
 
 
 def make_times_row(count):
-    """Make a function that multiplies `count` numbers, each with the factor of its row."""
+    """Make a function that multiplies each of `count` numbers by the factor of its row."""
     return unrolled(count, lambda i, x, by: x * by[i // 2 % 2])
 
 
@@ -138,7 +149,10 @@ INVERSES = unrolled(2, lambda i, x: ONE / x)
 
 
 def make_load_queries(key_dim, steps):
-    """Make a function (addresses of two rows, t, factor) -> their queries as float16, and their scores' factors."""
+    """Make a function (addresses of two rows, t, factor) -> their queries as float16, and the factors of their scores.
+
+    t: lane % 4; steps: pieces of 16 dimensions.
+    """
 
     def query(i, sources, t):
         d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
@@ -159,11 +173,11 @@ def make_load_queries(key_dim, steps):
 
 
 def make_finish_scores(tiles):
-    """Make a function from products of two rows and a piece's keys to their scores.
+    """Make a function that turns the products of two rows with a piece's keys into scores.
 
     Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that a row
-    does not see. Number i is of key i // 4 * 8 + i % 2, counted from a lane's first one; rows see the keys from `lows`
-    to `highs`, and have the positions `places`.
+    does not see. Number i is for key i // 4 * 8 + i % 2, counted from the lane's first key. `places`: the positions of
+    the rows; `lows`, `highs`: the first and last keys that they see.
     """
 
     def capped(i, x, softcap):
@@ -193,7 +207,7 @@ def make_finish_scores(tiles):
 
 
 def make_write(value_tiles, value_dim):
-    """Make a function that writes two rows of results, divided by their sums, where there are rows."""
+    """Make a function that divides two rows of results by their sums, and writes those whose address is not 0."""
     sum_of_lanes = make_over_lanes(2, 1, 4, plus)
 
     def put(i, x, by, targets, t):
@@ -212,14 +226,14 @@ def make_write(value_tiles, value_dim):
 
 @device
 def of_heads(numbers, first, second, nothing):
-    """Load the numbers of two heads as exponents of 2; `nothing` twice if `numbers` is 0."""
+    """Load the numbers of two heads, times log2(e); `nothing` twice if the address `numbers` is 0."""
     if numbers == 0:
         return nothing, nothing
     return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E
 
 
 def make_unit(of_keys, of_values, key_dim, value_dim, depth):
-    """Make the function that computes ROWS rows of one sequence, see `make`."""
+    """Make the function that computes a unit, ROWS rows of one sequence; the parameters are explained at `make`."""
     steps, value_tiles = -(-key_dim // 16), -(-value_dim // 8)
     key_stride = 8 * steps + 4
     block = PAGE if 4 * PAGE * key_stride + 32 * value_tiles * (PAGE // 2 + 4) <= SHARED else PAGE // 2  # keys
@@ -281,7 +295,11 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
 
 
 def make(format_name):
-    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8: F16-F16-128-128-16."""
+    """Make the kernel.
+
+    format_name: the cache types of keys and values, their dimensions, and the depth of the tensor core instruction (16,
+    or 8 for compute capability 7.5), as F16-F16-128-128-16.
+    """
     of_keys, of_values, *numbers = format_name.split("-")
     unit = make_unit(of_keys, of_values, *map(int, numbers))
 

@@ -1,7 +1,10 @@
-"""The KV cache's formats of a head, the same bytes as localllm.kernels.cpu.attention.cache_formats.
+"""The types of the KV cache: how the head of a token is stored, byte for byte as in cpu/attention/cache_formats.py.
 
-Two functions for each type. `store(head, x, head_dim, warp, warps)` keeps the float32 numbers at x: the warps divide a
-head among them, and all lanes of a warp must take part. `load(head, d)` gives number d as float32.
+Each type has two functions; head: the address of a head.
+
+- store(head, x, head_dim, warp, warps): stores the float32 numbers at x. The warps of a block divide a head among them,
+  and all lanes of a warp must call it
+- load(head, d): returns number d as float32
 """
 
 import math
@@ -26,42 +29,43 @@ from localllm.kernels.cuda.device import (
 )
 from localllm.kernels.cuda.reductions import warp_max
 
-SMALLEST_SCALE = float32(2.0**-24)  # above zero, of a float16
-HALF_LIMIT, INFINITY = float32(65520.0), float32(math.inf)  # from the first one on, float16 has the second
+SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
+HALF_LIMIT, INFINITY = float32(65520.0), float32(math.inf)  # from the limit on, float16 has infinity
 NAN, HALF_NAN = float32(math.nan), int32(0x7E00)
 ZERO, ONE = float32(0), float32(1)
 
 
 @device
 def finite_half(x):
-    """Return the bits of x as a float16; those of NaN if x is not finite as a float16."""
+    """Return the bits of x as a float16; NaN if x is not finite as a float16."""
     return f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 
 @device
 def inverse_of(scale):
-    """Compute 1 / scale, with SMALLEST_SCALE in place of smaller scales and NaN."""
+    """Compute 1 / scale; scales below SMALLEST_SCALE, and NaN, count as SMALLEST_SCALE."""
     return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
 
 
 @device
 def code(x, low, high):
-    """Return the nearest integer from low to high; the highest for NaN."""
+    """Round x to the nearest integer and clamp it to [low, high]; NaN gives `high`."""
     below = x if x < high else high
     return rounded(below if below > low else low)
 
 
 @device
 def number_at(x, d, head_dim, padding):
-    """Return number d of a head, or the padding past its end."""
+    """Return number d of a head, or `padding` after its end."""
     return float32(load_f32(x + 4 * d)) if d < head_dim else padding
 
 
 @device
 def largest_of(x, first, head_dim, padding, sign):
-    """Return the largest number times `sign` of the block from `first` on, or the largest magnitude if sign is 0.
+    """Return the largest of a block of 32 numbers, from number `first` on, to all lanes of the warp.
 
-    The result is NaN if one of them is.
+    sign: 1 for the largest number, -1 for the negative of the smallest, 0 for the largest magnitude. NaN if one of the
+    numbers is NaN.
     """
     largest = -INFINITY
     for d in range(first + lane(), first + 32, WARP):
@@ -96,7 +100,7 @@ def load_f16_head(head, d):
 
 @device
 def store_q8_0(head, x, head_dim, warp, warps):
-    """Store blocks of Q8_0, one per warp. The scale is rounded before it is used."""
+    """Store a head in Q8_0, a block per warp. The scale is rounded to float16 before the bytes are computed with it."""
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
         bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
@@ -116,9 +120,9 @@ def load_q8_0(head, d):
 
 @device
 def store_q4_0(head, x, head_dim, warp, warps):
-    """Store Q4_0; the number of largest magnitude becomes code 0, so the scale has the other sign.
+    """Store a head in Q4_0, a block per warp. The number of largest magnitude gets code 0.
 
-    Codes go down to -8.
+    Codes minus 8 go from -8 to 7, so the scale has the opposite sign of that number.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18
@@ -144,9 +148,9 @@ def load_q4_0(head, d):
 
 @device
 def store_q4_1(head, x, head_dim, warp, warps):
-    """Store codes that range from the smallest number to the largest.
+    """Store a head in Q4_1, a block per warp: the smallest number gets code 0, the largest gets 15.
 
-    The padding repeats the first number, so that it is neither.
+    The padding repeats the first number of the block, so that it changes neither.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block, padding = head + first // 32 * 20, float32(load_f32(x + 4 * first))

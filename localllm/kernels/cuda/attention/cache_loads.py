@@ -1,8 +1,7 @@
-"""Loads of a head from the KV cache, as float32.
+"""Loads from the KV cache for attention: eight numbers of a head at once, as float32.
 
-See localllm.kernels.cpu.attention.cache_formats for the formats.
-
-Each function returns a tuple of eight numbers, from number d on (a multiple of 8), of the head at the address `head`.
+Each function (head, d) returns a tuple of numbers d to d + 7, d being a multiple of 8, of the head at an address. The
+bytes of each type are explained in cpu/attention/cache_formats.py.
 """
 
 from numba import float32, int32
@@ -23,7 +22,7 @@ def load_f16_8(head, d):
 
 @device
 def signed_pair(two):
-    """Return two signed bytes."""
+    """Convert the two low bytes of an int32, which are signed, to float32."""
     return (
         float32(int32(((two & 255) ^ 128) - 128)),
         float32(int32((((two >> 8) & 255) ^ 128) - 128)),
@@ -43,13 +42,17 @@ def load_q8_0_8(head, d):
 
 @device
 def code_pair(two, shift, scale, least):
-    """Return two codes of 4 bits, those of the bytes' low halves or, with a shift of 4, of the high ones."""
+    """Return scale * code + least for two 4-bit codes.
+
+    two: their bytes; shift: 0 for the low halves, 4 for the high halves.
+    """
     codes = two >> shift
     return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
 
 
 @device
 def eight_codes(codes, d, scale, least):
+    """Return scale * code + least for the eight 4-bit codes from number d on; codes: address of a block's 16 bytes."""
     shift, at = d % 32 // 16 * 4, codes + d % 16
     low = code_pair(load_u16(at), shift, scale, least) + code_pair(load_u16(at + 2), shift, scale, least)
     high = code_pair(load_u16(at + 4), shift, scale, least) + code_pair(load_u16(at + 6), shift, scale, least)

@@ -1,4 +1,4 @@
-"""Read keys or values from the KV cache as float32 rows: a block for each token and head."""
+"""Reads keys or values from the KV cache as float32 rows: a block of threads for each token and head."""
 
 from localllm.kernels.cuda.attention.cache_formats import STORAGE
 from localllm.kernels.cuda.attention.cache_store import make_pass
@@ -6,7 +6,7 @@ from localllm.kernels.cuda.device import WARP, device, lane, store_f32
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     load = STORAGE[format_name][0]
 
     @device

@@ -1,4 +1,4 @@
-"""Stores keys or values in the KV cache, in the slots of their tokens: a block for each token and head."""
+"""Stores keys or values in the KV cache, in the slots of their tokens: a block of threads for each token and head."""
 
 from numba import cuda
 
@@ -11,16 +11,16 @@ TABLE, SEQUENCE_BYTES = 8 * SEQUENCE.table, 8 * len(SEQUENCE)
 
 @device
 def place_of(positions, owners, sequences, token):
-    """Return the cache slot of a token of the run."""
+    """Return the cache slot of token number `token` of the run."""
     table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + TABLE)
     position = load_i64(positions + 8 * token)
     return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """Make a kernel that goes over all tokens and heads.
+    """Make a kernel that calls `work` for all tokens of a run and all heads.
 
-    Work(address in the cache, address in x, head dimension, warp, number of warps).
+    work(address of a head in the cache, address of the head in x, head dimension, number of the warp, number of warps).
     """
 
     def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
@@ -34,5 +34,5 @@ def make_pass(work):
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     return make_pass(STORAGE[format_name][1])

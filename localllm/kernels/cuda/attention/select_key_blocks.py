@@ -1,4 +1,7 @@
-"""Selection of each head's key blocks, as in kernels/cpu/attention/select_key_blocks.py, with a block per token."""
+"""Selection of key blocks for each head, as in cpu/attention/select_key_blocks.py.
+
+A block of threads processes one token.
+"""
 
 from numba import cuda, float32
 
@@ -13,12 +16,12 @@ INFINITY = float32(float("inf"))
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     load = LOADS[format_name]
 
     @device
     def product(q, key, key_dim):
-        """Compute q k."""
+        """Compute q k over `key_dim` numbers."""
         total = ZERO
         for d in range(0, key_dim, 8):
             numbers = load(key, d)
@@ -28,7 +31,7 @@ def make(format_name):
 
     @device
     def score_all(table, q, keys, key_bytes, key_dim, block, count, local, scores):
-        """Store each key block's largest product, infinity for the last `local` blocks.
+        """Store the largest product of a head with the keys of each key block; infinity for the last `local` blocks.
 
         Return 0, or NaN if a product is not finite.
         """

@@ -1,7 +1,7 @@
-"""Selection of the keys a token sees, as in kernels/cpu/attention/select_keys.py, with a block for each token.
+"""Selection of the keys that a token sees, as in cpu/attention/select_keys.py, with a block of threads for each token.
 
-The smallest selected score is found bit by bit, by counting those that are as large; of those that are equal to it, the
-last selected one is found by its position.
+The smallest selected score is found bit by bit, by counting the scores that are at least as large. Of the scores equal
+to it, the last selected one is found by its position in the same way.
 """
 
 from numba import cuda, int64
@@ -17,32 +17,35 @@ BITS = 32
 
 @device
 def ordered(x):
-    """Return a float32 as a number of 32 bits, in the order of floats."""
+    """Return a float32 as a 32-bit unsigned integer that sorts in the same order."""
     word = int64(f32_bits(x))
     return (word if word >= 0 else word ^ 0x7FFFFFFF) + 0x80000000
 
 
 @device
 def count_from(scores, count, least):
-    """Count the scores that are at least `least`, a float32."""
-    found = ZERO
+    """Count the scores, as `ordered` gives them, that are at least `least`; the result is a float32."""
+    total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        found += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
-    return block_sum(found)
+        total += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
+    return block_sum(total)
 
 
 @device
 def count_equal(scores, count, number):
-    """Count the first `count` scores that equal `number`, a float32."""
-    found = ZERO
+    """Count those of the first `count` scores that equal `number`, as `ordered` gives it; the result is a float32."""
+    total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        found += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
-    return block_sum(found)
+        total += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
+    return block_sum(total)
 
 
 @device
 def least_chosen(scores, count, most):
-    """Return the smallest of the `most` largest scores, and the position of the last equal one among them."""
+    """Return the smallest of the `most` largest scores, and the index of the last score equal to it among them.
+
+    The score is returned as `ordered` represents it.
+    """
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
@@ -58,16 +61,16 @@ def least_chosen(scores, count, most):
 
 @device
 def write_all(count, word, y):
-    """Write the same bits for all keys."""
+    """Write the same 32 bits, `word`, for all keys."""
     for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
         store_i32(y + i * 4, word)
 
 
 @device
 def write_bits(scores, blocks, block, count, least, last, y):
-    """Write a bit for each of `count` keys whose block's score is larger than the least one.
+    """Write a bit for each of `count` keys: set if the score of its block is larger than `least`.
 
-    Ties: up to block `last`. Keys after the last block are always selected.
+    Blocks whose score equals `least` are selected up to number `last`. Keys after the last block are always selected.
     """
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)
@@ -80,12 +83,12 @@ def write_bits(scores, blocks, block, count, least, last, y):
 
 
 def make(format_name):
-    """Make the kernel for one storage type."""
+    """Make the kernel for one cache type."""
     load = LOADS[format_name]
 
     @device
     def score(q, key, key_dim, heads, weights):
-        """Return the sum over heads of weight * max(q k, 0)."""
+        """Compute the score of a key: the sum over heads of weight * max(q k, 0)."""
         total = ZERO
         for head in range(heads):
             product = ZERO

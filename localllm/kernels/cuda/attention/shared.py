@@ -1,4 +1,4 @@
-"""The common parts of attention of few tokens and of many."""
+"""Functions and constants that attention of few tokens and of many share."""
 
 import math
 
@@ -8,7 +8,7 @@ from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor, load_i64
 from localllm.kernels.cuda.unrolled import unrolled
 
-WARPS = min(4, BLOCK // WARP)  # of a block
+WARPS = min(4, BLOCK // WARP)  # warps of a block
 THREADS = WARPS * WARP
 LOWEST, MINUS_INFINITY, ZERO, ONE = float32(-1e30), float32(-math.inf), float32(0), float32(1)
 NAN = float32(math.nan)
@@ -18,7 +18,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def first_visible(position, window, chunked):
-    """Return the first key that a token sees; a window of 0 is none."""
+    """Return the position of the first key that a token sees; window 0: no window."""
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
@@ -26,14 +26,21 @@ def first_visible(position, window, chunked):
 
 @device
 def last_visible(position, lookahead, sequence):
-    """Return the last key that a token sees, at most `lookahead` after itself; sequence: address of a SEQUENCE."""
+    """Return the position of the last key that a token sees, at most `lookahead` after its own.
+
+    sequence: address of a SEQUENCE.
+    """
     if lookahead == 0:
         return position
     return min(position + lookahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):
-    """Make a function that reduces `count` numbers over the lanes whose indices differ in bits `first` up to `end`."""
+    """Make a function that reduces each of `count` numbers over some lanes of a warp, by `combine`.
+
+    first, end: powers of two; lanes take part together if their numbers differ in bits `first` up to `end`,
+    exclusively.
+    """
 
     def over(i, x):
         mask = first
@@ -47,4 +54,5 @@ def make_over_lanes(count, first, end, combine):
 
 @device
 def larger(x, y):
+    """Return the larger number; x if one of them is NaN."""
     return y if y > x else x

@@ -1,7 +1,4 @@
-"""Online softmax of the scores that one thread has in its registers (Milakov and Gimelshein 2018).
-
-Powers are of 2, for which the scores are scaled by log2(e).
-"""
+"""Online softmax of the scores that a thread has in its registers (Milakov and Gimelshein 2018)."""
 
 from localllm.kernels.cuda.attention.shared import larger
 from localllm.kernels.cuda.device import device, exp2
@@ -10,12 +7,11 @@ from localllm.kernels.cuda.unrolled import folded, unrolled
 
 
 def make_softmax(scores, rows, row_of, over_lanes):
-    """Make a function of a piece's scores, and of each row's maximum and sum before it.
+    """Make a function (scores, maxima, sums) -> (new maxima, new sums, fades, weights), all float32 tuples.
 
-    It returns the new maximum and sum, the factor for the rows' results so far, and the piece's weights, all in
-    float32.
-
-    row_of: the row of score i.  over_lanes: reduces the row maxima of single lanes over the lanes that share a row.
+    Maxima and sums are those of each row before and after this piece of keys; fades: the factors of the rows' results
+    so far; weights: 2 ** (score - new maximum). row_of: the row of score i; over_lanes: reduces the rows' maxima over
+    the lanes that share these rows.
     """
     of_rows = tuple(tuple(i for i in range(scores) if row_of(i) == one) for one in range(rows))
     row = device(row_of)

@@ -1,4 +1,4 @@
-"""x[t] = row ids[t] of the embedding matrix, in float32: a block for each token."""
+"""Looks up rows of the embedding matrix: x[t] = row ids[t], float32; a block of threads for each token."""
 
 from numba import cuda
 
@@ -23,6 +23,7 @@ def make(name):
 
 
 def make_planes(name):
+    """Make the kernel for a format in planes."""
     read = UNITS[name].read
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):
@@ -42,6 +43,7 @@ def make_planes(name):
 
 
 def make_plain(name):
+    """Make the kernel for F32, F16 or BF16."""
     size = 4 if name == "F32" else 2
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):

@@ -1,4 +1,4 @@
-"""Rows of tokens for experts, and back to the tokens; see localllm.kernels.cuda.matmul.routing."""
+"""Copies of rows between the tokens' order and the experts' order, see routing.py."""
 
 from numba import cuda
 
@@ -9,7 +9,10 @@ ZERO, ONE = float32(0), float32(1)
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):
-    """Copy rows to the experts' order; a thread for each number."""
+    """Copy the rows of tokens to the order of the experts, times the pairs' weights if there are some.
+
+    A thread for each number.
+    """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         pair = load_i64(pairs + 8 * row)
@@ -19,7 +22,10 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
 
 
 def from_heads(count, rows, used, x, x_stride, y, stride, columns):
-    """Copy the outputs of a token's experts, side by side; a block for each pair."""
+    """Copy the results of a token's experts to the token's row, one after the other.
+
+    A block of threads for each pair.
+    """
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return
@@ -30,7 +36,10 @@ def from_heads(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    """Add the outputs of a token's experts, in the order in which they were selected: a thread for four columns."""
+    """Add up the results of a token's experts, times their weights, in the order in which the experts were selected.
+
+    A thread for four columns.
+    """
     token, column = cuda.blockIdx.x, first_column()
     if token < load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
@@ -42,7 +51,7 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
-    """Add the vector of its expert to every row; a thread for four columns."""
+    """Add to every row the vector (bias) of its expert; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         expert, at = load_i64(chosen + 8 * load_i64(pairs + 8 * row)), row * stride + 4 * column

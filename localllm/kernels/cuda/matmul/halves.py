@@ -1,8 +1,8 @@
-"""Activations for products on tensor cores: float16, or BF16 in two parts.
+"""Activations for products on tensor cores: float16, or BF16 in two planes.
 
-Float16 has 11 bits of every number, but no large ones: each row is divided by a scale of its own before, and the
-product's row is multiplied with it afterwards. BF16, which matrices in BF16 need for their range, has 8 bits: what it
-loses goes into a second part, for a second product.
+Float16 has 11 significant bits but a small range: each row is divided by a scale of its own first, and the row of the
+product is multiplied by it. BF16, which weights in BF16 need for their range, has 8 significant bits: the rounding
+error is a second plane, for a second product.
 """
 
 from numba import cuda
@@ -23,7 +23,10 @@ LARGEST = float32(1024.0)  # of a row: sums of 65536 products of it with weights
 
 
 def halve(count, x, stride, columns, y, y_stride, scales):
-    """Compute y = x / scale in float16, columns up to a multiple of 8 being zero; scales float32 [tokens]."""
+    """Write x / scale to y in float16, with a scale for each row.
+
+    Columns up to a multiple of 8 are zero. scales: float32 [tokens].
+    """
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return
@@ -52,7 +55,7 @@ def scale_rows(count, y, stride, columns, scales):
 
 
 def split_bf16(count, x, stride, columns, high, low, y_stride):
-    """Compute x = high + low, both in BF16: 16 bits of it together."""
+    """Write two planes of x in BF16, with x = high + low: 16 significant bits together."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return

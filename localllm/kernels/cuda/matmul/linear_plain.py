@@ -1,4 +1,4 @@
-"""Products of weights in F32, F16 or BF16 with a few tokens in float32: a warp for each row."""
+"""Products of weights in F32, F16 or BF16 with few tokens, in float32: a warp for each row of the matrix."""
 
 from numba import cuda
 
@@ -23,16 +23,19 @@ from localllm.kernels.cuda.reductions import warp_sum
 
 @device
 def two_f16(word):
+    """Convert two float16 in an int32 to float32."""
     return f16_value(word & 0xFFFF), f16_value(bits(word, 16, 0xFFFF))
 
 
 @device
 def two_bf16(word):
+    """Convert two BF16 in an int32 to float32."""
     return f32_value(bits(word, -16, 0xFFFF0000)), f32_value(bits(word, 0, 0xFFFF0000))
 
 
 @device
 def eight_f32(place):
+    """Load 8 float32 numbers."""
     a, b = load_4i32(place), load_4i32(place + 16)
     return (
         f32_value(a[0]), f32_value(a[1]), f32_value(a[2]), f32_value(a[3]),
@@ -41,7 +44,7 @@ def eight_f32(place):
 
 
 def make_eight(two):
-    """Make a function that reads 8 numbers of 2 bytes."""
+    """Make a function that loads 8 numbers of 2 bytes each; two: converts two of them in an int32 to float32."""
 
     @device
     def eight(place):
@@ -54,11 +57,13 @@ def make_eight(two):
 
 @device
 def one_f16(place):
+    """Load a float16 as float32."""
     return f16_value(load_u16(place))
 
 
 @device
 def one_bf16(place):
+    """Load a BF16 as float32."""
     return f32_value(load_u16(place) << 16)
 
 
@@ -71,6 +76,7 @@ READ = {
 
 @device
 def dot_8(w, x):
+    """Return the dot product of 8 weights and 8 activations at an address."""
     a, b = load_4f32(x), load_4f32(x + 16)
     total = w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3]
     return total + w[4] * b[0] + w[5] * b[1] + w[6] * b[2] + w[7] * b[3]
@@ -78,20 +84,27 @@ def dot_8(w, x):
 
 @device
 def add_8(total, token, work):
-    """Add the dot product of 8 columns of a row and of a token to the total."""
+    """Add the products of 8 columns of a row and a token to the total.
+
+    work: weights, address of x, stride, end of the tokens.
+    """
     weights, x, stride, end = work
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
 @device
 def add_1(total, token, work):
-    """Add the product of one column of a row and of a token to the total."""
+    """Add the product of one column of a row and a token to the total.
+
+    work: weight, address of x, stride, end of the tokens.
+    """
     weight, x, stride, end = work
     return total + weight * load_f32(x + token * stride) if token < end else total
 
 
 @device
 def store_sum(total, token, work):
+    """Store the sum of a total over the warp to y; work: address of y, stride, end of the tokens."""
     y, stride, end = work
     total = warp_sum(total)
     if lane() == 0 and token < end:
@@ -100,7 +113,7 @@ def store_sum(total, token, work):
 
 
 def make(name):
-    """Make the kernel for a number of tokens and a format, as in 8-F16."""
+    """Make the kernel for a number of tokens at a time and a format, as in 8-F16."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, read_one, size = READ[format_name]

@@ -1,11 +1,9 @@
-"""Products of quantized weights with a few tokens.
+"""Products of quantized weights, in planes, with few tokens. Weights are read once for up to 8 tokens.
 
-The weights are read once, in their planes, for all of them.
-
-A block of threads makes ROWS rows of the result, for up to `tokens` tokens at a time: every thread takes units of 32
-weights, a block's width apart, unpacks them to bytes, and multiplies them with both planes of the activations, four
-bytes at a time. Activations are read for both rows at once: they come from the cache near the core, which would be the
-bottleneck otherwise (68 bytes of them for 18 of Q4_0).
+A block of threads computes ROWS rows of the result. Each thread takes units of 32 weights, a block's width apart,
+unpacks them to bytes, and multiplies them with both planes of the activations, four bytes at a time. Activations are
+loaded for both rows at once: they come from the L1 cache, which would otherwise be the bottleneck (68 bytes of
+activations for 18 of Q4_0).
 """
 
 from numba import cuda, int32
@@ -26,14 +24,14 @@ from localllm.kernels.cuda.matmul.planes import UNIT
 from localllm.kernels.cuda.matmul.units import UNITS
 from localllm.kernels.cuda.reductions import warp_sum
 
-ROWS = 2  # of a block
-WARPS = 4  # of a block, at most
+ROWS = 2  # rows of a block
+WARPS = 4  # most warps of a block
 NOTHING = float32(0)
 
 
 @device
 def work_of_block(count, active, active_count, expert_bytes):
-    """Return the byte offset of this block's matrix, its first row of activations, and their end."""
+    """Return the byte offset of this block's matrix, and the first and the end of its rows of activations."""
     if active_count == 0:
         return 0, 0, load_i64(count)
     if cuda.blockIdx.y >= load_i64(active_count):
@@ -46,28 +44,28 @@ def work_of_block(count, active, active_count, expert_bytes):
 def each_token(tokens, step):
     """Make a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
-    Unrolling keeps the totals in registers. The result is nested: (total of the first token, (total of the second, ...
-    total of the last)).
+    Unrolling keeps the totals in registers. They are nested pairs: (total of the first token, (total of the second,
+    ...)).
     """
     if tokens == 1:
         return step
     others = each_token(tokens - 1, step)
 
     @device
-    def every(totals, token, work):
+    def apply_to_all(totals, token, work):
         return step(totals[0], token, work), others(totals[1], token + 1, work)
 
-    return every
+    return apply_to_all
 
 
 def nested(tokens, total):
-    """Nest a total for each token."""
+    """Return `tokens` copies of a total as nested pairs, see each_token."""
     return total if tokens == 1 else (total, nested(tokens - 1, total))
 
 
 @device
 def share_sums(total, token, work):
-    """Leave this warp's sums of a token's two rows in shared memory, float32 [warps, tokens, ROWS]."""
+    """Store this warp's sums of a token's two rows to shared memory, float32 [warps, tokens, ROWS]."""
     shared, first, tokens = work
     upper, lower = warp_sum(total[0]), warp_sum(total[1])
     if lane() == 0:
@@ -79,23 +77,26 @@ def share_sums(total, token, work):
 
 @device
 def store_sums(shared, size, row, rows, first, end, y, y_stride):
-    """Add up what the warps have left in shared memory, `size` numbers each. All threads must call it."""
+    """Add up the sums of all warps, `size` numbers each, and store them to y. All threads of the block must call it."""
     cuda.syncthreads()
     i = cuda.threadIdx.x
     while i < size:
-        token, this = first + i // ROWS, row + i % ROWS
-        if token < end and this < rows:
+        token, result_row = first + i // ROWS, row + i % ROWS
+        if token < end and result_row < rows:
             total = float32(0)
             for warp in range(cuda.blockDim.x // WARP):
                 total += shared[warp * size + i]
-            store_f32(y + token * y_stride + 4 * this, total)
+            store_f32(y + token * y_stride + 4 * result_row, total)
         i += cuda.blockDim.x
     cuda.syncthreads()
 
 
 @device
 def dot_16(codes, half, high, low):
-    """Multiply 16 codes with both planes of 16 activations: an integer, in units of the low plane."""
+    """Multiply 16 codes with both planes of 16 activations; return the sum, an integer in units of the low plane.
+
+    half: 0 for the unit's first 16 codes, 1 for the last.
+    """
     upper, lower = 0, 0
     for i in range(4):
         upper = dot4(codes[4 * half + i], high[i], upper)
@@ -104,7 +105,10 @@ def dot_16(codes, half, high, low):
 
 
 def make_product(two_scales, minimums):
-    """Make a function that multiplies a unit with a token's activations."""
+    """Make a function that multiplies a unit with a token's activations.
+
+    two_scales: whether each 16 weights have a scale; minimums: whether there are minimums.
+    """
 
     @device
     def product(weights, high, last_high, low, last_low, scale, sums):
@@ -124,7 +128,7 @@ def make_product(two_scales, minimums):
 
 
 def make_step(minimums, product):
-    """Make the function that multiplies two rows' units for a token."""
+    """Make a function (total, token, work) that multiplies two rows' units with a token and adds to its totals."""
 
     @device
     def step(total, token, work):
@@ -146,7 +150,7 @@ def make_step(minimums, product):
 
 
 def make(name):
-    """Make the kernel for a number of tokens and a format, as in 8-Q4_K."""
+    """Make the kernel for a number of tokens at a time and a format, as in 8-Q4_K."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, two_scales, minimums = UNITS[format_name]

@@ -1,24 +1,27 @@
-"""The layout of quantized weights on the card.
+"""The layout of quantized weights on a GPU: each row of a matrix as planes, one for each field of its blocks.
 
-Every row of a matrix as planes, one for each field of its blocks.
+A thread reads a unit: 32 weights, whatever the format. From each plane it loads its unit's bytes, 16 or 8 bytes of
+codes at once, and neighbouring threads load neighbouring bytes. The planes of a row follow each other, wide fields
+first, so all are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes as many bytes as in the file.
 
-A lane takes a unit: 32 weights, whatever the format. Of each plane it loads its unit's part, 16 or 8 bytes of
-codes at once, and neighbouring lanes load neighbouring bytes. The planes of a row follow each other, wide fields first,
-so all are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes what it takes in the file.
+Codes are divided into planes by bits, in 32-bit words for dot products of four bytes. Word w of a unit, 0 to 7, has the
+weights 4 w to 4 w + 3, one in each byte. The planes of a unit:
 
-Codes are cut into planes by bits, in words of 32 bits whose bytes are for dot products of four: word w of 8 has the
-weights 4 w to 4 w + 3.
+    nibbles  4 words: word w has the low 4 bits of the unit's word w in the low halves of its bytes, and those of word
+             4 + w in the high halves
+    table    4 words: word w has the 4 codes of the unit's word w in its low 16 bits, those of word 4 + w in its high
+      ones
+    pairs    2 words: of each byte of the unit's word w, two bits, at bits 2 (w % 4) and the next of that byte in word w
+      // 4
+    bits     1 word: of each byte of the unit's word w, one bit, at bit w of that byte
+    bytes    two planes of 16 bytes, the codes themselves: words 0 to 3, and words 4 to 7
 
-- nibbles: 4 words; word w has the lowest 4 bits of the unit's word w in the low halves of its bytes, those of word
-  4 + w in the high halves
-- table: 4 words; word w has the 4 codes of word w in its low 16 bits, those of word 4 + w in the high ones
-- pairs: 2 words; of word w, the bits 2 (w % 4) and the one above of each byte in word w // 4
-- bits: 1 word; of word w, bit w of each byte
-- bytes: the codes themselves, two planes of 16 bytes: words 0 to 3, and words 4 to 7
+Scales, minimums and d lie in planes as in the file, except
 
-Q4_K and Q5_K: header, 16 bytes for 256 weights: d, low; the low 4 bits of the scales of 8 units, those of the
-minimums; 16 times the high 2 bits, scales first. Q3_K: the low 4 bits of a unit's two scales in a byte, the high 2 of
-all 16 in 4 bytes. IQ4_XS: header, 8 bytes as in the file. Other scales, minimums and d as in the file.
+    Q4_K, Q5_K  header, 16 bytes for 256 weights: d, low; the low 4 bits of the scales of 8 units, then those of the
+                minimums; the high 2 bits of the scales, then those of the minimums
+    Q3_K        the low 4 bits of a unit's two scales in a byte; the high 2 bits of all 16 scales in 4 bytes
+    IQ4_XS      header, 8 bytes for 256 weights, as in the file
 """
 
 from typing import NamedTuple
@@ -28,14 +31,14 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, Layout
 
 UNIT = 32  # weights
-ALIGNMENT = 16  # bytes, of a row
+ALIGNMENT = 16  # rows are padded to a multiple of this, in bytes
 
 
 class Plane(NamedTuple):
-    """One field of a row."""
+    """A plane: one field of the blocks of a row."""
 
     name: str
-    bytes: int  # for each `weights` weights
+    bytes: int  # bytes for every `weights` weights
     weights: int = UNIT
 
 
@@ -50,7 +53,7 @@ OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
 
 
 def code_planes(layout: Layout) -> list[Plane]:
-    """Return the planes of a format's codes."""
+    """Return the planes of a format's codes, from the layout of its blocks."""
     if layout.bits == 8:
         return [Plane("bytes", 16), Plane("last_bytes", 16)]
     if layout.values:
@@ -60,7 +63,10 @@ def code_planes(layout: Layout) -> list[Plane]:
 
 
 def planes_of(name: str) -> tuple[Plane, ...]:
-    """Return a format's planes; without integer scales, they follow from the layout of its blocks."""
+    """Return all planes of a format.
+
+    For formats with integer scales they are listed above; those of the others follow from the layout of their blocks.
+    """
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block
@@ -72,15 +78,15 @@ def planes_of(name: str) -> tuple[Plane, ...]:
 
 
 PLANES = {name: planes_of(name) for name in FAMILIES if LAYOUTS[name].codes}
-PLAIN = ("F32", "F16", "BF16")  # which lie on the card as in the file, but for the padding of rows
+PLAIN = ("F32", "F16", "BF16")  # stored as in the file, with padded rows
 
-# Other formats are unpacked on upload: to Q8_0 where that loses less than 2e-6 of their mean square (their codes are
-# whole numbers, or nearly, and 32 share a scale), the others, where it loses up to 2e-5, to F16, which loses 5e-8.
+# Other formats are converted on upload: to Q8_0 if that costs less than 2e-6 of their mean square, because their codes
+# are (nearly) whole numbers and 32 share a scale; otherwise, where it would cost up to 2e-5, to F16, which costs 5e-8.
 AS_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
 
 
 def stored_as(format_name: str) -> str:
-    """Return the format that such weights have on the card."""
+    """Return the format in which weights of a format are stored on a GPU."""
     if format_name in PLANES or format_name in PLAIN:
         return format_name
     return "Q8_0" if format_name in AS_Q8_0 else "F16"
@@ -92,7 +98,7 @@ def units_shift(plane: Plane) -> int:
 
 
 def offset(format_name: str, plane: str, columns: int) -> int:
-    """Return the offset of a plane in a row, in bytes; with plane "", the end of all planes."""
+    """Return the offset of a plane in a row, in bytes; plane "": the end of all planes."""
     start = 0
     for field in PLANES[format_name]:
         if field.name == plane:
@@ -102,6 +108,6 @@ def offset(format_name: str, plane: str, columns: int) -> int:
 
 
 def row_bytes(format_name: str, columns: int) -> int:
-    """Return bytes of a row on the card, padding included; columns: whole blocks."""
+    """Return the bytes of a row on a GPU, with padding; columns: whole blocks."""
     size = {"F32": 4, "F16": 2, "BF16": 2}.get(format_name)
     return -(-(size * columns if size else offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT

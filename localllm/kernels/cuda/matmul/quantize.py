@@ -1,10 +1,13 @@
-"""Quantize activations to 16-bit integers in two planes of bytes.
+"""Quantizes activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
 
-A scale is shared by 32 numbers: x = scale * (256 * high + low).
+32 numbers share a scale. The bytes lie as the threads of linear_planes.py read them:
 
-The bytes lie as the lanes of linear_planes.py read them: int8 [tokens, 4, columns / 32, 16]; of each 32 the first 16 of
-the high plane, the last 16, and the same of the low plane. Scales f32 [tokens, columns / 32], sums of x, as it is after
-rounding, f32 [tokens, columns / 16]. Where one of 32 is not finite their scale is NaN, and so is every product.
+    codes   int8 [tokens, 4, columns / 32, 16]; of 32 columns, the 4 are: the first 16 of the high plane, the last 16,
+            and the same of the low plane
+    scales  f32 [tokens, columns / 32]
+    sums    f32 [tokens, columns / 16], of the rounded x
+
+If one of 32 numbers is not finite, their scale is NaN, and so is every product.
 """
 
 import math
@@ -23,26 +26,27 @@ from localllm.kernels.cuda.device import (
     store_i32,
 )
 
-LANES = 4  # of 32 numbers, 8 each
+LANES = 4  # threads that share 32 numbers, 8 each
 LARGEST = float32(127 * 256)
-TINY = float32(1e-30)  # what is smaller counts as nothing
+TINY = float32(1e-30)  # 32 numbers that are all smaller become zeros
 NAN, INFINITY = float32(math.nan), float32(math.inf)
 
 
 @device
 def largest_of(a, b):
-    """Return the larger one, NaN if one is."""
+    """Return the larger number; NaN if one of them is NaN."""
     return b if b > a or b != b else a
 
 
 @device
 def largest_of_4(x):
+    """Return the largest magnitude of four numbers; NaN if one of them is NaN."""
     return largest_of(largest_of(abs(x[0]), abs(x[1])), largest_of(abs(x[2]), abs(x[3])))
 
 
 @device
 def put_4(x, inverse, high, low):
-    """Store four numbers in both planes; return the sum of their integers."""
+    """Quantize four numbers, and store them in both planes; return the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
         code = rounded(x[i] * inverse)
@@ -57,9 +61,10 @@ def put_4(x, inverse, high, low):
 
 @device
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
-    """Quantize a lane's 8 numbers; all lanes of the warp must call it.
+    """Quantize 32 numbers together with three neighbouring lanes: a and b are the 8 of this lane.
 
-    codes: the token's codes.  unit: which 32 columns of its `units`.  place: which scale of all tokens.
+    All lanes of the warp must call it; in_range: whether this lane stores its results. units: units of a row; unit:
+    which one; place: index of the unit's scale among all tokens; codes: address of the token's codes.
     """
     part = lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))
@@ -82,11 +87,11 @@ def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
 
 
 def quantize_planes(count, x, stride, columns, codes, scales, sums):
-    """See the top of the file."""
+    """Quantize all tokens; four threads for every 32 columns."""
     units = columns // 32
     total = load_i64(count) * units
     number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
-    place = min(number, total - 1)  # none of a warp leaves before the others
+    place = min(number, total - 1)  # all threads of a warp continue, because quantize_32 needs them
     if total == 0:
         return
     token, unit = place // units, place % units

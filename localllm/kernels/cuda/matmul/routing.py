@@ -1,7 +1,7 @@
-"""Routing: the experts of each token, and the rows of each expert, as kernels/cpu/matmul/routing.py, in parallel.
+"""Routing of a mixture of experts, as in cpu/matmul/routing.py, in parallel.
 
 `route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
-one of its experts) of one expert, in the order of the tokens: so an expert's rows are the same in every run.
+one of its experts) of one expert, in the order of the tokens. So an expert's rows are the same each time.
 """
 
 import math
@@ -30,18 +30,19 @@ from localllm.kernels.cuda.reductions import warp_max, warp_sum
 
 ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
 MINUS_INFINITY = float32(-math.inf)
-LEAST_SUM = float32(6.103515625e-5)  # what weights are divided by at least, as in llama.cpp
+LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in llama.cpp
 NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count, 8 * len(EXPERT)
 
 
 @device
 def root_of_softplus(x):
+    """Compute sqrt(log(1 + e^x))."""
     return float32(math.sqrt(max(x, ZERO) + log1p(exp(-abs(x)))))
 
 
 @device
 def score_all(logits, experts, is_sigmoid, is_rooted, scores):
-    """Compute a token's scores by softmax, sigmoid or root of softplus."""
+    """Compute a token's scores: softmax, sigmoid, or square root of softplus."""
     top, total = MINUS_INFINITY, ZERO
     for e in range(lane(), experts, WARP):
         top = max(top, load_f32(logits + 4 * e))
@@ -59,9 +60,10 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """Compute the values that rank experts: scores with the bias, or logits if there are neither a bias nor groups.
+    """Compute the ranks, by which experts are chosen.
 
-    Sigmoids of large logits are all 1, so logits rank more finely.
+    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
+    the sigmoids of large logits are all 1.
     """
     for e in range(lane(), experts, WARP):
         ranks[e] = scores[e] if bias != 0 or groups > 1 else load_f32(logits + 4 * e)
@@ -71,7 +73,10 @@ def rank_all(logits, experts, bias, groups, scores, ranks):
 
 @device
 def leave_out_groups(experts, groups, groups_used, ranks, values):
-    """Exclude the experts of all but the best groups; a group counts as the sum of its two best."""
+    """Set the ranks of the experts of all but the best groups to minus infinity.
+
+    The value of a group is the sum of its two best ranks; values: temporary memory.
+    """
     size = experts // groups
     for g in range(lane(), groups, WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
@@ -91,7 +96,7 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
 
 @device
 def take_best(ranks, experts):
-    """Return the number of the largest rank to all lanes, the first of equal ones, and remove it."""
+    """Return the index of the largest rank, the first of equal ones, to all lanes; set it to minus infinity."""
     largest, best = MINUS_INFINITY, int64(0)
     for e in range(lane(), experts, WARP):
         if ranks[e] > largest:
@@ -102,7 +107,7 @@ def take_best(ranks, experts):
         if other > largest or (other == largest and place < best):
             largest, best = other, place
         mask //= 2
-    if best % WARP == lane():  # nobody else reads it
+    if best % WARP == lane():  # only this lane reads it
         ranks[best] = MINUS_INFINITY
     return best
 
@@ -111,20 +116,20 @@ def route(
     count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
     table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
-    """Choose the experts of each token, and their weights; weights are NaN if a logit is.
+    """Choose the experts of each token, and their weights. Weights are NaN if a logit is not finite.
 
-    It needs no scratch memory.
+    The scratch memory is not used.
     """
     token = cuda.blockIdx.x
     if token >= load_i64(count):
         return
-    scores = cuda.shared.array(MOST_EXPERTS, float32)  # a line each: the simulator tells them apart by that
+    scores = cuda.shared.array(MOST_EXPERTS, float32)  # the simulator needs each on a line of its own
     ranks = cuda.shared.array(MOST_EXPERTS, float32)
     values = cuda.shared.array(MOST_EXPERTS, float32)
     logits, chosen, weights = logits + token * stride, chosen + 8 * token * used, weights + 4 * token * used
     zeros = ZERO
     for e in range(lane(), experts, WARP):
-        zeros += load_f32(logits + 4 * e) * ZERO  # NaN, if there is one that is not a number
+        zeros += load_f32(logits + 4 * e) * ZERO  # NaN if one is not finite
     if warp_sum(zeros) != ZERO:
         for i in range(lane(), used, WARP):
             store_i64(chosen + 8 * i, i)
@@ -154,38 +159,38 @@ def route(
 
 @device
 def fetch(chosen, first, total, numbers):
-    """Return the experts of the next pairs, from number `first` on, for all threads, and their number."""
+    """Load the experts of the next pairs, from number `first` on, to shared memory; return their number."""
     pair = first + cuda.threadIdx.x
-    cuda.syncthreads()  # earlier ones have been read
+    cuda.syncthreads()  # the previous experts have been read
     numbers[cuda.threadIdx.x] = int32(load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
     cuda.syncthreads()
     return min(BLOCK, total - first)
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
-    """Sort rows by expert; a thread for each.
+    """Give each pair a row, sorted by expert; a thread for each expert.
 
-    next_rows is not needed.
+    The memory next_rows is not used.
     """
     numbers = cuda.shared.array(BLOCK, int32)
     total, next_row, next_place = load_i64(count) * used, int64(0), int64(0)
     for base in range(0, experts, BLOCK):
-        expert, own = base + cuda.threadIdx.x, int32(0)
+        expert, own_count = base + cuda.threadIdx.x, int32(0)
         for start in range(0, total, BLOCK):
             for i in range(fetch(chosen, start, total, numbers)):
-                own += int32(numbers[i] == expert)
+                own_count += int32(numbers[i] == expert)
         cuda.syncthreads()
-        numbers[cuda.threadIdx.x] = own
+        numbers[cuda.threadIdx.x] = own_count
         cuda.syncthreads()
         row, place = next_row, next_place
         for i in range(BLOCK):
             next_row, next_place = next_row + numbers[i], next_place + (numbers[i] > 0)
             if i < cuda.threadIdx.x:
                 row, place = next_row, next_place
-        if own > 0:
+        if own_count > 0:
             store_i64(active + place * EXPERT_BYTES + NUMBER, expert)
             store_i64(active + place * EXPERT_BYTES + FIRST, row)
-            store_i64(active + place * EXPERT_BYTES + COUNT, int64(own))
+            store_i64(active + place * EXPERT_BYTES + COUNT, int64(own_count))
         for start in range(0, total, BLOCK):
             for i in range(fetch(chosen, start, total, numbers)):
                 if numbers[i] == expert:

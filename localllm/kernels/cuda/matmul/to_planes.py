@@ -1,6 +1,6 @@
-"""Convert blocks in the file's layout, staged on the card, to planes (planes.py): a thread for each 32 weights.
+"""Converts blocks in the file's layout, copied to the GPU, to planes (planes.py): a thread for every 32 weights.
 
-The place of a block's codes is in localllm.quant.layouts.
+localllm.quant.layouts says where a block's fields are.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from localllm.quant.layouts import LAYOUTS, Field, Layout
 
 
 def code_of(fields: tuple[Field, ...]) -> Callable:
-    """Make a function (block, i).
+    """Make a function (block, i) that returns the code of weight i.
 
-    It returns the code of weight i, whose low bits are in the first of one or two fields.
+    fields: one, or two with the low and the high bits of codes.
     """
     if len(fields) == 2:
         low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
@@ -39,13 +39,14 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
     return code
 
 
-# What puts a unit's part of a plane where it belongs: the unit of that number in a block, to `target`.
+# Functions put(block, number, target) write a unit's bytes of a plane to `target`; number: of the unit in its block.
 
 
 def put_words(code, words, shift, mask, place):
-    """Put `words` words with the bits `mask` of codes, shifted left by `shift`.
+    """Make a function that writes a unit's words of a plane: some bits of each code.
 
-    place(word, j): which weight of the unit is code j of a word, and its lowest bit there.
+    words: number of words; shift, mask: which bits of a code; place(word, j): the weight of the unit that is number j
+    in a word, and its lowest bit there.
     """
     place = device(place)
 
@@ -62,23 +63,27 @@ def put_words(code, words, shift, mask, place):
 
 
 def put_nibbles(code):
+    """Make the function for the plane "nibbles"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
 
 
 def put_table(code):
+    """Make the function for the plane "table"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
 
 
 def put_pairs(code, shift):
+    """Make the function for the plane "pairs", of bits `shift` and the next."""
     return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
 
 
 def put_bits(code, shift):
+    """Make the function for the plane "bits", of bit `shift`."""
     return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
 
 
 def put_bytes(start, count):
-    """Make a function that copies `count` bytes of each unit or block, which begin at byte `start` of the block."""
+    """Make a function that copies `count` bytes for each unit or block, from byte `start` of the block on."""
 
     @device
     def put(block, number, target):
@@ -90,7 +95,7 @@ def put_bytes(start, count):
 
 @device
 def put_k_header(block, number, target):
-    """Write the scales and minimums of a superblock for planes.py; `number` is 0."""
+    """Write the header of a block of Q4_K or Q5_K; number: 0."""
     scales, minimums, high = 0, 0, 0
     for group in range(4):
         scale, minimum = load_u8(block + 4 + group), load_u8(block + 8 + group)
@@ -107,14 +112,14 @@ def put_k_header(block, number, target):
 
 @device
 def put_q3_k_scales(block, number, target):
-    """Write the low 4 bits of the scales of groups 2 * `number` and the next."""
+    """Write the low 4 bits of the two scales of a unit of Q3_K."""
     source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
     store_i8(target, load_u8(source) >> shift & 15 | (load_u8(source + 1) >> shift & 15) << 4)
 
 
 @device
 def put_q3_k_high(block, number, target):
-    """Write the high 2 bits of the scales of a block's 16 groups, in their order; `number` is 0."""
+    """Write the high 2 bits of all 16 scales of a block of Q3_K, in order; number: 0."""
     word = 0
     for group in range(16):
         word |= (load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
@@ -122,7 +127,7 @@ def put_q3_k_high(block, number, target):
 
 
 def parts(name: str) -> dict[str, Callable]:
-    """Return the functions that fill each plane of a format."""
+    """Return the function `put` for each plane of a format, by name."""
     layout = LAYOUTS[name]
     code, low_bits = code_of(layout.codes), layout.bits & 4
     return {
@@ -136,12 +141,17 @@ def parts(name: str) -> dict[str, Callable]:
 
 
 def bytes_of_scales(layout: Layout) -> int:
-    """Return the offset of scales that take a byte each, or share it with a minimum; 0 if there are none."""
+    """Return the offset of a block's scales, if each has a byte or shares it with a minimum; 0 without scales."""
     return layout.scales[0].place(0)[0] if layout.scales else 0
 
 
 def in_place(plane, start, put):
-    """Make a function (block, the unit's number in it, the row's planes, units of the row, the unit's number in it)."""
+    """Make a function that writes a unit's part of a plane.
+
+    Its parameters: block, the unit's number in it, row of planes, units of the row, the unit's number in it. start:
+    offset of the plane in a row of 256 columns; put: the function that writes it. An element that several units share
+    is written for the first of them.
+    """
     size, shift = plane.bytes, units_shift(plane)
 
     @device
@@ -156,12 +166,14 @@ def in_place(plane, start, put):
 
 
 def both(first, second):
+    """Make a function that calls two functions of in_place."""
+
     @device
-    def do(block, number, row, units, unit):
+    def call_both(block, number, row, units, unit):
         first(block, number, row, units, unit)
         second(block, number, row, units, unit)
 
-    return do
+    return call_both
 
 
 def make(name):

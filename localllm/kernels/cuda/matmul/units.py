@@ -1,7 +1,8 @@
-"""Reads planes (planes.py): the codes and scales of a unit of 32 weights, for products and unpacking.
+"""Reads units, 32 weights in planes (planes.py): their codes and scales, for products and for unpacking.
 
-For each format a function (row, units, unit) -> codes, scales, minimums: of the unit's number `unit` in a row of
-`units`. Codes are 8 words of 4 signed bytes, in order; scales and minimums are of the first 16 weights and the others:
+For each format a function (row, units, unit) -> (codes, scales, minimums); row: address of a row of `units` units;
+unit: number of the unit. Codes are 8 words of 4 signed bytes, in order. There are two scales and two minimums, for the
+first 16 weights and for the last:
 
     weight = scale * code + minimum
 
@@ -39,15 +40,19 @@ QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 12
 
 @device
 def number_of(integer):
-    """Convert to float32; from int64, which Numba makes of all integers, it takes several instructions."""
+    """Convert an integer to float32, by way of int32.
+
+    Numba makes all integers int64, from which the conversion takes several instructions.
+    """
     return float32(int32(integer))
 
 
 @device
 def nibbles(q, shift, mask, flipped):
-    """Split 4 words into 8: the low halves of their bytes, then the high ones.
+    """Split 4 words into 8: the low halves of their bytes, then the high halves.
 
-    Codes from the high halves are shifted right by `shift` (or left by -shift), those from the low halves by 4 less.
+    Bits are shifted right by `shift` for high halves, by shift - 4 for low halves (left if negative), masked, and xored
+    with `flipped`.
     """
     low = shift - 4
     return (
@@ -64,7 +69,10 @@ def nibbles(q, shift, mask, flipped):
 
 @device
 def pairs(q, place, flipped):
-    """Split 2 words into 8, each with 2 bits of every byte, at `place` (0 to 6)."""
+    """Split 2 words into 8, each with two bits of every byte.
+
+    The bits are moved to bit `place` (0 to 6) and the next, and xored with `flipped`.
+    """
     mask = 0x03030303 << place
     return (
         bits(q[0], -place, mask) ^ flipped,
@@ -80,7 +88,7 @@ def pairs(q, place, flipped):
 
 @device
 def with_bits(codes, q, place):
-    """Return a bit of q for each code, at `place` of its byte."""
+    """Xor each code with its bit in the word q, moved to bit `place`; codes: 8 words."""
     mask = 0x01010101 << place
     return (
         codes[0] ^ bits(q, -place, mask),
@@ -96,22 +104,26 @@ def with_bits(codes, q, place):
 
 @device
 def joined(a, b):
-    """Combine codes whose low and high bits are in a and b."""
+    """Xor the 8 words of a with those of b."""
     return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
 
 
 def looked_up(values):
-    """Make a function that looks up codes in a table of 16 values: 4 words become 8."""
+    """Make a function (4 words) -> 8 words that looks up 4-bit codes in a table; values: its 16 signed bytes."""
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 
     @device
     def four(codes, upper):
-        """Look up the low 4 codes; upper: the half of the table, for each."""
+        """Look up 4 codes.
+
+        codes: their low 3 bits in nibbles; upper: a byte selector for the lower or upper half of the table.
+        """
         return permute(permute(a, b, codes), permute(c, d, codes), upper)
 
     @device
     def table(q):
+        """Look up the 32 codes of a plane "table"."""
         p, r = bits(q[0], 0, 0x77777777), bits(q[0], 1, 0x44444444) | 0x32103210
         s, t = bits(q[1], 0, 0x77777777), bits(q[1], 1, 0x44444444) | 0x32103210
         v, w = bits(q[2], 0, 0x77777777), bits(q[2], 1, 0x44444444) | 0x32103210
@@ -131,9 +143,9 @@ def looked_up(values):
 
 
 def finder(name, plane):
-    """Make a function that finds a unit's part of a plane."""
-    start, found = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
-    size, shift = found.bytes, units_shift(found)
+    """Make a function (row, units, unit) that returns the address of a unit's part of a plane."""
+    start, field_plane = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
+    size, shift = field_plane.bytes, units_shift(field_plane)
 
     @device
     def find(row, units, unit):
@@ -143,7 +155,7 @@ def finder(name, plane):
 
 
 def float_of(name):
-    """Make a function that reads the float16 d."""
+    """Make a function (row, units, unit) that loads d."""
     find = finder(name, "d")
 
     @device
@@ -154,7 +166,7 @@ def float_of(name):
 
 
 def floats_of(name):
-    """Make a function that reads the float16 d and low."""
+    """Make a function (row, units, unit) that loads d and low."""
     find = finder(name, "d_low")
 
     @device
@@ -169,12 +181,15 @@ class Unit(NamedTuple):
     """The function that reads a format's units, and which factors a unit has."""
 
     read: Callable
-    two_scales: bool = False  # of 16 weights each
-    minimums: bool = False
+    two_scales: bool = False  # whether the two scales differ
+    minimums: bool = False  # whether minimums can be other than 0
 
 
 def make_codes(name, place, flipped):
-    """Make a function that reads a unit's codes, at `place` of their bytes."""
+    """Make a function (row, units, unit) that reads a unit's codes, moved left by `place` bits in their bytes.
+
+    flipped: xored with every word.
+    """
     layout, names = LAYOUTS[name], [plane.name for plane in PLANES[name]]
     first = nothing_but_bits
     if names[0] == "bytes":
@@ -195,10 +210,12 @@ def make_codes(name, place, flipped):
 
 @device
 def nothing_but_bits(row, units, unit):
+    """Return 8 words of zero: the first codes of a format whose codes are in the plane "bits" alone."""
     return 0, 0, 0, 0, 0, 0, 0, 0
 
 
 def make_bytes(name):
+    """Make a function (row, units, unit) that reads codes of 8 bits."""
     last = finder(name, "last_bytes")
 
     @device
@@ -211,14 +228,15 @@ def make_bytes(name):
 
 @device
 def half_of_e8m0(exponent):
+    """Decode half of an E8M0 scale."""
     return f32_value(exponent - 1 << 23 if exponent > 1 else 0x200000 << exponent)  # 2^(exponent - 128)
 
 
 @device
 def half_of_ue4m3(byte):
-    """Decode half of an unsigned E4M3.
+    """Decode half of a UE4M3 scale; 127 (not a number) counts as zero.
 
-    Its bits, moved to those of a float16, give a number 2^8 times too small, subnormal or not.
+    Moved to a float16's position, its bits give a number 2^8 times too small, subnormal or not.
     """
     return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
 
@@ -227,7 +245,10 @@ SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
 
 
 def make_factors(name, factor, centre):
-    """Make a function that reads a unit's scales, times `factor`, and minimums, lowered by `centre` scales."""
+    """Make a function (row, units, unit) that reads a unit's scales and minimums.
+
+    factor: multiplies scales; centre: the code that stands for zero, which becomes a minimum of -centre * d.
+    """
     layout = LAYOUTS[name]
     if layout.low is not None:
         both_of = floats_of(name)
@@ -259,9 +280,9 @@ def make_factors(name, factor, centre):
 
 
 def derived(name):
-    """Return the unit of a format, as the layout of its block says.
+    """Return the Unit of a format, from the layout of its blocks.
 
-    If zero is in the middle of the values, codes are centred on it.
+    If the code for zero is in the middle of all codes, they are centred on it.
     """
     layout = LAYOUTS[name]
     is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1
@@ -283,6 +304,7 @@ q2_k_d, q2_k_scales = floats_of("Q2_K"), finder("Q2_K", "scales")
 
 @device
 def q2_k(row, units, unit):
+    """Read a unit of Q2_K."""
     codes = pairs(stream_2i32(row + 8 * unit), 0, 0)
     d, dmin = q2_k_d(row, units, unit)
     packed = load_u16(q2_k_scales(row, units, unit))
@@ -296,6 +318,7 @@ q3_k_d, q3_k_scales = float_of("Q3_K"), finder("Q3_K", "scales")
 
 @device
 def q3_k(row, units, unit):
+    """Read a unit of Q3_K."""
     codes = pairs(stream_2i32(row + 8 * unit), 5, SIGNS)
     codes = with_bits(codes, load_i32(q3_k_bits(row, units, unit)), 7)
     low, high = load_u8(q3_k_scales(row, units, unit)), bits(load_i32(q3_k_high(row, units, unit)), (unit & 7) << 2, 15)
@@ -306,7 +329,7 @@ def q3_k(row, units, unit):
 
 @device
 def k_factors(header, unit):
-    """Scale and minimum of a unit from a header of Q4_K or Q5_K."""
+    """Return the scale and the minimum of a unit; header: address of the header of its block of Q4_K or Q5_K."""
     h, number = load_4i32(header), unit & 7
     scale = bits(h[1], number << 2, 15) | bits(h[3], number << 1, 3) << 4
     minimum = bits(h[2], number << 2, 15) | bits(h[3], (number << 1) + 16, 3) << 4
@@ -320,6 +343,7 @@ q5_k_bits = finder("Q5_K", "bits")
 
 @device
 def q4_k(row, units, unit):
+    """Read a unit of Q4_K."""
     codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q4_k_header(row, units, unit), unit)
     return codes, (scale, scale), (minimum, minimum)
@@ -327,6 +351,7 @@ def q4_k(row, units, unit):
 
 @device
 def q5_k(row, units, unit):
+    """Read a unit of Q5_K."""
     codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q5_k_header(row, units, unit), unit)
     return with_bits(codes, load_i32(q5_k_bits(row, units, unit)), 4), (scale, scale), (minimum, minimum)
@@ -338,6 +363,7 @@ q6_k_d = float_of("Q6_K")
 
 @device
 def q6_k(row, units, unit):
+    """Read a unit of Q6_K."""
     low = nibbles(stream_4i32(row + 16 * unit), 2, 0x3C3C3C3C, SIGNS)
     codes = joined(low, pairs(stream_2i32(q6_k_pairs(row, units, unit)), 6, 0))
     packed, d = load_u16(q6_k_scales(row, units, unit)), q6_k_d(row, units, unit) * QUARTER
@@ -350,6 +376,7 @@ iq4_table, iq4_xs_header = looked_up(LAYOUTS["IQ4_XS"].values), finder("IQ4_XS",
 
 @device
 def iq4_xs(row, units, unit):
+    """Read a unit of IQ4_XS."""
     header, number = load_2i32(iq4_xs_header(row, units, unit)), unit & 7
     scale = bits(header[1], number << 2, 15) | bits(header[0], (number << 1) + 16, 3) << 4
     scale = f16_value(header[0] & 0xFFFF) * number_of(scale - 32)

@@ -1,8 +1,6 @@
-"""Unpack weights in planes to numbers.
+"""Unpacks weights in planes to float16, for products with many tokens; embed.py uses parts of it.
 
-It is used for products with many tokens, and for rows of the embedding matrix.
-
-Four lanes read the same unit, and each writes 8 of its weights: so what neighbouring lanes write is neighbouring, too.
+Four threads read the same unit, and each writes 8 of its weights, so neighbouring threads write neighbouring weights.
 """
 
 from numba import cuda
@@ -17,12 +15,12 @@ from localllm.kernels.cuda.device import (
 from localllm.kernels.cuda.matmul.planes import UNIT
 from localllm.kernels.cuda.matmul.units import UNITS
 
-LANES = 4  # of a unit
+LANES = 4  # threads that share a unit
 
 
 @device
 def four(word, scale, minimum):
-    """Return the weights of a word of codes."""
+    """Return the four weights of a word of codes."""
     return (
         scale * float32(signed_byte(word, 0)) + minimum,
         scale * float32(signed_byte(word, 1)) + minimum,
@@ -33,7 +31,7 @@ def four(word, scale, minimum):
 
 @device
 def eight(weights, part):
-    """Unpack weights 8 `part` to 8 `part` + 7 of a unit: twice four."""
+    """Return weights 8 `part` to 8 `part` + 7 of a unit, as two tuples of four; weights: codes, scales, minimums."""
     codes, scales, minimums = weights
     a, b = (codes[0], codes[1]) if part == 0 else (codes[2], codes[3])
     c, d = (codes[4], codes[5]) if part == 2 else (codes[6], codes[7])
@@ -44,6 +42,7 @@ def eight(weights, part):
 
 @device
 def two_f16(a, b):
+    """Convert two numbers to float16 in an int32."""
     return f16_bits(a) | f16_bits(b) << 16
 
 

@@ -1,4 +1,7 @@
-"""Causal convolution over the tokens of a sequence, column by column; its state is a window of the last tokens."""
+"""Causal convolution over the tokens of a sequence, separately for each column (depthwise).
+
+The state is a window: the x of the last taps - 1 tokens before the run.
+"""
 
 from numba import cuda
 
@@ -6,20 +9,23 @@ from localllm.kernels.cuda.device import device, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.elementwise.elementwise import sigmoid_of
 from localllm.kernels.cuda.recurrent.sequences import states_of, tokens_of
 
-TOKENS = 32  # that a thread treats one after the other, or as many as there are taps
+TOKENS = 32  # consecutive tokens of a thread; at least as many as there are taps
 
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """Return the address of token t, counted from the first of the run: those before it are in the window."""
+    """Return the address of the x of token t, counted from the sequence's first token in the run.
+
+    A negative t is a token before the run, which is in the window.
+    """
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
 def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y, stride, columns):
-    """Compute y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap].
+    """Write y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap], and the new window.
 
-    There is a thread for a column and some tokens. Only the thread with a sequence's first tokens reads the old window;
-    it writes the new one, row by row in order, so that it may lie where the old one is.
+    A thread processes one column and some tokens. Only the thread with a sequence's first tokens reads the old window,
+    and afterwards writes the new one, row by row in order, so that both may be the same memory.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, tokens = (columns + 15) // 16 * 64, max(TOKENS, taps)
@@ -38,5 +44,5 @@ def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y,
                 store_f32(y + (token + t) * stride + column, total * sigmoid_of(total) if silu == 1 else total)
         if cuda.blockIdx.y == 0:
             for row in range(taps - 1):
-                kept = load_f32(row_of(source, stride, window, row_bytes, taps, count - taps + 1 + row))
-                store_f32(target + row * row_bytes, kept)
+                last_x = load_f32(row_of(source, stride, window, row_bytes, taps, count - taps + 1 + row))
+                store_f32(target + row * row_bytes, last_x)

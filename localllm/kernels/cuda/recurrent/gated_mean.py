@@ -1,4 +1,8 @@
-"""The mean of the last few tokens of a sequence, weighted by gates, by column; its state is a window of them."""
+"""A mean of the last few tokens of a sequence, weighted by the softmax of their gates, separately for each column.
+
+The state is a window of the previous tokens' values and gates. GATED_MEAN in arguments.py explains taps, stretches and
+places.
+"""
 
 from numba import cuda
 
@@ -11,10 +15,10 @@ LOWEST, ZERO = float32(-3e38), float32(0)
 
 
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
-    """Compute y[t] = the sum of p[tap] * x[t - taps + 1 + tap] over the taps that have tokens.
+    """Write y[t] = the sum of p[tap] * x[t - taps + 1 + tap] over the taps that have tokens, and the new window.
 
-    There is a thread for a column and some tokens. Only the thread with a sequence's first tokens reads the window; it
-    writes the new one, row by row.
+    A thread processes one column and some tokens. Only the thread with a sequence's first tokens reads the old window,
+    and afterwards writes the new one, row by row in order.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, bytes_per_token = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
@@ -41,6 +45,6 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
                 store_f32(y + (token + t) * stride + column, mean / total)
         if cuda.blockIdx.y == 0:
             for row in range(taps - 1):
-                kept = row_of(source, x_stride, window, row_bytes, taps, count - taps + 1 + row)
+                last_row = row_of(source, x_stride, window, row_bytes, taps, count - taps + 1 + row)
                 for side in range(2 * stretches):
-                    store_f32(target + row * row_bytes + 4 * side * columns, load_f32(kept + 4 * side * columns))
+                    store_f32(target + row * row_bytes + 4 * side * columns, load_f32(last_row + 4 * side * columns))

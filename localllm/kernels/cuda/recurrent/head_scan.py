@@ -1,9 +1,8 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim].
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim], as in kernels/cpu/recurrent/head_scan.py.
 
-See cpu/recurrent/head_scan.py.
-
-A block processes ACROSS columns of a head's state; its threads share the rows. By the delta rule a token needs what its
-key reads of the previous state: that is summed up while the previous token changes the state.
+A block of threads processes ACROSS columns of a head's state; several threads share the rows of a column. By the delta
+rule a token needs what its key reads of the state before it: that is summed up while the previous token changes the
+state.
 """
 
 from numba import cuda
@@ -24,18 +23,18 @@ ZERO = float32(0)
 
 @device
 def read(state, k, key_dim):
-    """Compute this thread's part of what a key reads of a column."""
-    found = ZERO
+    """Return this thread's share of the product of a key with a column of the state."""
+    total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
-        found += load_f32(state + 64 * i) * load_f32(k + 4 * i)
-    return found
+        total += load_f32(state + 64 * i) * load_f32(k + 4 * i)
+    return total
 
 
 @device
 def advance(source, target, decay, d, k, q, next_k, key_dim):
-    """Apply a token to a column of the state.
+    """Apply a token to a column of the state, from source to target.
 
-    Return this thread's part of what the query, and the next key, read from it.
+    Return this thread's shares of the products of the query, and of the next token's key, with the new column.
     """
     of_query, of_key = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
@@ -47,7 +46,7 @@ def advance(source, target, decay, d, k, q, next_k, key_dim):
 
 
 def make(rule):
-    """Make the kernel for "plain" sums, or for the "delta" rule."""
+    """Make the kernel; rule: "plain" (Mamba 2) or "delta"."""
     is_delta = rule == "delta"
 
     def head_scan(
@@ -58,24 +57,26 @@ def make(rule):
         head, column = cuda.blockIdx.x * ACROSS // width, cuda.blockIdx.x * ACROSS % width + column_in_block()
         state = ((head * width + column - column % 16) * key_dim + column % 16) * 4
         key, value = head // repeat % key_heads * key_dim * 4, (head * value_dim + column) * 4
-        rate, factor, seen = load_f32(rates + 4 * head), ZERO if is_delta else load_f32(skip + 4 * head), ZERO
+        rate, factor, key_reads = load_f32(rates + 4 * head), ZERO if is_delta else load_f32(skip + 4 * head), ZERO
         for s in range(load_i64(sequence_count)):
             first, count = tokens_of(sequences, s)
             source, target = states_of(sequences, s, offset + state)
             if is_delta:
-                seen = sum_of_column(read(source, k + first * key_stride + key, key_dim))
+                key_reads = sum_of_column(read(source, k + first * key_stride + key, key_dim))
             for t in range(first, first + count):
                 of_head, of_key = t * head_stride + 4 * head, t * key_stride + key
                 of_next = of_key + key_stride if t + 1 < first + count else of_key
                 decay, by = exp(rate * load_f32(dt + of_head)), load_f32(strength + of_head)
                 number = load_f32(v + t * stride + value) if column < value_dim else ZERO
-                d = (number - decay * seen) * by
-                found, next_seen = advance(source, target, decay, d, k + of_key, q + of_key, k + of_next, key_dim)
-                found = sum_of_column(found)
+                d = (number - decay * key_reads) * by
+                query_reads, next_key_reads = advance(
+                    source, target, decay, d, k + of_key, q + of_key, k + of_next, key_dim
+                )
+                query_reads = sum_of_column(query_reads)
                 if is_delta:
-                    seen = sum_of_column(next_seen)
+                    key_reads = sum_of_column(next_key_reads)
                 if part_of_column() == 0 and column < value_dim:
-                    store_f32(y + t * stride + value, found + factor * number)
+                    store_f32(y + t * stride + value, query_reads + factor * number)
                 source = target
 
     return head_scan

@@ -1,7 +1,4 @@
-"""The recurrence of Mamba (Gu and Dao 2023).
-
-Every column has a state of its own, and forgets at its own rates.
-"""
+"""The recurrence of Mamba (Gu and Dao 2023): every column has its own state, [state_size], and decay rates."""
 
 from numba import cuda
 
@@ -19,7 +16,10 @@ from localllm.kernels.cuda.recurrent.sequences import (
 
 @device
 def advance(source, target, rates, dt, x, b, c, state_size):
-    """Apply a token to a column; return this thread's part of its state, and of c's product with that."""
+    """Apply a token to the state of a column, from source to target.
+
+    Return this thread's share of the product of c with the new state.
+    """
     read = float32(0)
     for n in range(part_of_column(), state_size, PARTS):
         state = exp(dt * load_f32(rates + 64 * n)) * load_f32(source + 64 * n) + dt * x * load_f32(b + 4 * n)
@@ -31,7 +31,7 @@ def advance(source, target, rates, dt, x, b, c, state_size):
 def selective_scan(
     sequences, sequence_count, offset, x, dt, b, c, state_stride, rates, skip, y, stride, columns, state_size
 ):
-    """Compute h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; a block for ACROSS columns."""
+    """Process all tokens; a block of threads for ACROSS columns. The formula is at SELECTIVE_SCAN in arguments.py."""
     column = cuda.blockIdx.x * ACROSS + column_in_block()
     state, factor = (column // 16 * state_size * 16 + column % 16) * 4, load_f32(skip + 4 * column)
     for s in range(load_i64(sequence_count)):

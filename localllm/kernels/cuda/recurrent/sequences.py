@@ -1,7 +1,7 @@
-"""The sequences of a run, for kernels of recurrent layers: where each has its tokens, and its state.
+"""Functions that kernels of recurrent layers share: the fields of a SEQUENCE, and sums over the threads of a column.
 
-States lie as on the CPU, so that they can move: 16 columns of a matrix together. A block of threads treats ACROSS of
-those, each column by PARTS threads that share the rows and add up what they have found.
+The columns of a state lie in groups of 16. A block of threads processes ACROSS columns; PARTS threads share the rows of
+a column, and add up their results.
 """
 
 from numba import cuda
@@ -16,35 +16,38 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequences, number):
-    """Return the first token of a sequence in the run, and how many it has there."""
+    """Return the number of a sequence's first token in the run, and the number of its tokens there."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
 
 
 @device
 def states_of(sequences, number, offset):
-    """Return the source and target addresses of a part of its state."""
+    """Return the addresses of a part of the state, `offset` bytes from its beginning: before the run, and after it."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
 
 @device
 def column_in_block():
-    """Return this thread's column within the block."""
+    """Return the number of this thread's column within the block."""
     return cuda.threadIdx.x % ACROSS
 
 
 @device
 def part_of_column():
-    """Return the first of this thread's rows; the others follow PARTS apart."""
+    """Return the first row of this thread in its column. Its other rows follow, each PARTS further."""
     return cuda.threadIdx.x // ACROSS
 
 
 @device
 def sum_of_column(x):
-    """Compute the sum of the float32 x of all threads of this one's column; all threads of the block must call it."""
+    """Return the sum of x, a float32, over the threads of this thread's column.
+
+    All threads of the block must call it.
+    """
     numbers = cuda.shared.array(BLOCK, float32)
-    cuda.syncthreads()  # an earlier sum has been read
+    cuda.syncthreads()  # the previous sums have been read
     numbers[cuda.threadIdx.x] = x
     cuda.syncthreads()
     total = float32(0)
