@@ -1,14 +1,14 @@
-"""Search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
+"""The search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
 
-All errors are weighted: sum of w * (x - decoded) ** 2. For given codes the best scale and low solve two linear
-equations in five sums over the block, and the error follows from the sums, without a second pass over the weights.
+All errors are weighted: Σw(x - decoded)². For given codes the best scale and low solve two linear equations in five
+sums over the block, and the error follows from the sums, without a second pass over the weights.
 
-A super-block has one pair of factors for all its sub-blocks: scale = factor * k, low = -low_factor * m, with integers
-k and m in 0..steps. The search has three stages:
+A super-block has one pair of factors for all its sub-blocks: scale = factor * k, low = -low_factor * m, with integers k
+and m in 0..steps. The search has three stages:
 
-1. for each sub-block alone and each scale of a grid: round to codes, compute the best scale and low, three times;
-2. choose the factors whose multiples come nearest to the scales and lows, by the error that the sums predict;
-3. until nothing improves: fit integers and codes to the factors, then factors to the integers and codes.
+1. for each sub-block alone and each scale of a grid: round to codes, compute the best scale and low, three times; 2.
+choose the factors whose multiples come nearest to the scales and lows, by the error that the sums predict; 3. until
+nothing improves: fit integers and codes to the factors, then factors to the integers and codes.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 f32 = np.float32
 ZERO, ONE, TWO, HUGE, TINY = f32(0), f32(1), f32(2), f32(3e38), f32(1e-6)
 
-GRID = 12  # scales tried in a sub-block, from (largest - lowest) / (top - 1.4) to (largest - lowest) / (top + 2.45)
+GRID = 12  # scales tried per sub-block, from (largest - lowest) / (top - 1.4) to (largest - lowest) / (top + 2.45)
 GRID_START, GRID_STEP = f32(-1.4), f32(0.35)
 REFITS = 3
 FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ... for 63 steps, steps - 1/4, ... for 15
@@ -34,30 +34,31 @@ ROUNDS = 4
 
 
 class AffineSuperBlock(NamedTuple):
-    """The state of a search: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+    """The state of a search: x and weight float32 [sub-blocks, size], the other fields [sub-blocks] unless noted."""
 
     x: NDArray
     weight: NDArray
     sum_w: NDArray
     sum_wx: NDArray
     sum_wxx: NDArray
-    scale: NDArray  # of stage 1, free
+    scale: NDArray  # the result of stage 1, any float32
     low: NDArray
-    sum_wl: NDArray  # with the newest codes l
+    sum_wl: NDArray  # sums with the latest codes l
     sum_wll: NDArray
     sum_wlx: NDArray
-    k: NDArray  # of stage 3
+    k: NDArray  # the integers of stage 3
     m: NDArray
     best_k: NDArray
     best_m: NDArray
-    grid_scale: NDArray  # [GRID], of stage 1
+    grid_scale: NDArray  # [GRID], for stage 1
     grid_low: NDArray
-    factor: NDArray  # [FACTORS], of stage 2
+    factor: NDArray  # [FACTORS], for stage 2
     error: NDArray
 
 
 @inlined
 def new_super_block(blocks, size):
+    """Allocate the state for `blocks` sub-blocks of `size` weights."""
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((12, blocks), f32)
     grid, factors = np.zeros((2, GRID), f32), np.zeros((2, FACTORS), f32)
     return AffineSuperBlock(
@@ -68,17 +69,19 @@ def new_super_block(blocks, size):
 
 @inlined
 def nearest_code(x, low, inverse, top):
+    """Return the code nearest x; inverse: 1 / scale."""
     return min(max(np.rint((x - low) * inverse), ZERO), top)
 
 
 @inlined
 def inverse_of(scale):
+    """Return 1 / scale; 0 if the scale is not positive."""
     return ONE / scale if scale > ZERO else ZERO
 
 
 @inlined
 def code_sums(x, weight, b, scale, low, top):
-    """Sum w l, w l l and w l x over sub-block b with the nearest codes l."""
+    """Compute Σwl, Σwll and Σwlx over sub-block b, with the nearest codes l."""
     inverse = inverse_of(scale)
     wl, wll, wlx = ZERO, ZERO, ZERO
     for i in range(x.shape[1]):
@@ -92,7 +95,7 @@ def code_sums(x, weight, b, scale, low, top):
 
 @inlined
 def block_error(x, weight, b, scale, low, top):
-    """Compute the error of sub-block b with the nearest codes."""
+    """Compute the error of sub-block b, with the nearest codes."""
     inverse, error = inverse_of(scale), ZERO
     for i in range(x.shape[1]):
         distance = x[b, i] - low - scale * nearest_code(x[b, i], low, inverse, top)
@@ -102,7 +105,10 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Compute the scale and the low with the least error, from the sums; low is at most `highest`."""
+    """Compute the scale and the low with the least error; low is at most `highest`.
+
+    w, wx, wl, wll, wlx: the sums Σw, Σwx, Σwl, Σwll, Σwlx over the sub-block, l being its codes.
+    """
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w
@@ -114,19 +120,22 @@ def fit(w, wx, wl, wll, wlx, highest):
 
 @inlined
 def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
-    """Compute the error Σw(x - low - scale * l)² from the sums."""
+    """Compute the error Σw(x - low - scale * l)² from the sums Σw, Σwx, Σwxx, Σwl, Σwll, Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * `unit` (a power of two) is a float16, and 0 only if `value` <= 0."""
+    """Round `value` so that value * unit is a float16; unit: a power of two.
+
+    The result is 0 only if `value` is not positive.
+    """
     return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
 @inlined
 def search_block(s, b, top, highest):
-    """Find scale and low of sub-block b and the sums over its codes (stage 1)."""
+    """Find the scale and the low of sub-block b, and the sums over its codes (stage 1)."""
     x, weight = s.x, s.weight
     lowest, largest = min(x[b, 0], highest), x[b, 0]
     w, wx, wxx = ZERO, ZERO, ZERO
@@ -139,7 +148,7 @@ def search_block(s, b, top, highest):
     for step in range(GRID):
         scale = (largest - lowest) / (top + GRID_START + GRID_STEP * f32(step))
         s.grid_scale[step] = scale
-        s.grid_low[step] = lowest if step % 2 else largest - scale * top  # cut off at either end in turn
+        s.grid_low[step] = lowest if step % 2 else largest - scale * top  # clips either end in turn
     least = HUGE
     for refit in range(REFITS):  # the outer loop, so that the processor works on several scales at once
         for step in range(GRID):
@@ -155,9 +164,9 @@ def search_block(s, b, top, highest):
 
 @inlined
 def best_factor(s, target, curvature, steps, unit):
-    """Find the factor whose multiples 0..steps come nearest to `target` >= 0 [blocks] (stage 2).
+    """Find the factor whose multiples 0..steps come nearest to `target`, [sub-blocks], none negative (stage 2).
 
-    Squared differences are weighted by curvature.
+    curvature: [sub-blocks], the weights of squared differences.
     """
     largest = ZERO
     for b in range(target.size):
@@ -175,9 +184,9 @@ def best_factor(s, target, curvature, steps, unit):
 
 @inlined
 def first_factors(s, steps, unit):
-    """Find the factors, and the integers to start from (stage 2)."""
-    curvature, depth = s.best_k, s.best_m  # borrowed as scratch: stage 3 fills them later
-    for b in range(s.k.size):  # curvature: the cost of a change of scale when the low, unless it is 0, follows it
+    """Find both factors (stage 2), and the nearest integers k and m for them, in s.k and s.m."""
+    curvature, depth = s.best_k, s.best_m  # used as temporary memory: stage 3 fills them later
+    for b in range(s.k.size):  # curvature: the cost of changing the scale, to which a low below 0 is adapted
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
         curvature[b] = max(s.sum_wll[b] - along, ZERO)
     factor = best_factor(s, s.scale, curvature, steps, unit)
@@ -192,7 +201,10 @@ def first_factors(s, steps, unit):
 
 @inlined
 def round_block(s, b, top, steps, factor, low_factor):
-    """Choose the integers k, m of sub-block b near its present ones; update its sums, return the error (stage 3)."""
+    """Choose the integers k and m of sub-block b near the present ones (stage 3).
+
+    Update its sums, and return the error.
+    """
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
     low_inverse = inverse_of(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
@@ -216,7 +228,7 @@ def round_block(s, b, top, steps, factor, low_factor):
 
 @inlined
 def refit_factors(s, unit, factor, low_factor):
-    """Compute the factors of least error for the integers and codes (stage 3)."""
+    """Compute the factors with the least error for the present integers and codes (stage 3)."""
     kk, km, mm, kx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
     for b in range(s.k.size):
         k, m = s.k[b], s.m[b]
@@ -237,7 +249,7 @@ def refit_factors(s, unit, factor, low_factor):
 
 @compiled
 def search_super_block(s, top, steps, unit):
-    """Run all three stages; return the factors, and leave the integers in s.best_k and s.best_m."""
+    """Run all three stages; return both factors, and leave the integers in s.best_k and s.best_m."""
     for b in range(s.k.size):
         search_block(s, b, top, ZERO)
     factor, low_factor = first_factors(s, steps, unit)
@@ -257,7 +269,10 @@ def search_super_block(s, top, steps, unit):
 
 @compiled
 def search_plain_block(s, top, unit):
-    """Find the scale and the low (of any sign), both float16, of a block: sub-block 0 of s."""
+    """Find the scale and the low, both float16, of a block without sub-blocks (sub-block 0 of s).
+
+    The low may have any sign.
+    """
     search_block(s, 0, top, HUGE)
     w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
@@ -276,10 +291,10 @@ def search_plain_block(s, top, unit):
 
 @inlined
 def best_shift(s, scale, low, top, unit):
-    """Choose the low with the least error among those for all codes one less, the same, or one more.
+    """Choose the low with the least error among three: for all codes one less, the same, or one more.
 
-    float16 rounds each low differently. The error is measured over the weights, not from the sums, whose rounding would
-    spoil weights that can be represented exactly.
+    float16 rounds each of them differently. The error is computed from the weights, not from the sums, whose rounding
+    errors would spoil weights that can be represented exactly.
     """
     wl, _, _ = code_sums(s.x, s.weight, 0, scale, low, top)
     free_low = (s.sum_wx[0] - scale * wl) / s.sum_w[0]
@@ -293,7 +308,7 @@ def best_shift(s, scale, low, top, unit):
 
 
 def super_blocks(name):
-    """Make the encoder of a format with float16 factors for its sub-blocks' scales and minimums."""
+    """Make the encoder of a format with super-blocks: d and low per block, integer scale and minimum per sub-block."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
     steps = f32((1 << sum(field.bits for field in layout.scales)) - 1)
@@ -324,7 +339,7 @@ def super_blocks(name):
 
 
 def plain_blocks(name):
-    """Make the encoder of a format of 32 weights with a scale and a low, both float16."""
+    """Make the encoder of a format with blocks of 32 weights that have a scale and a low, both float16."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 
@@ -348,7 +363,7 @@ def plain_blocks(name):
 
 @inlined
 def put_codes(put, out, x, b, scale, low, top):
-    """Store the nearest codes of sub-block b."""
+    """Store the nearest codes of sub-block b to the bytes `out` of a block."""
     inverse = inverse_of(scale)
     for i in range(x.shape[1]):
         code = np.uint8(nearest_code(x[b, i], low, inverse, top))

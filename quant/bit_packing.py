@@ -1,4 +1,4 @@
-"""Compiled functions that pack numbers into the bytes of a block by its layout."""
+"""Makes compiled functions that pack numbers into the bytes of a block, by its layout."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from localllm.quant.numba_cache import inlined
 
 
 def putter(fields: Fields, together: int = 1) -> Callable:
-    """Make a function (out, first, i, number) that adds number `first` + i to a block's zeroed bytes.
+    """Make a function (out, first, i, number) that packs number first + i into the bytes of a block.
 
-    `first` must be a multiple of `together` and i less than it: then the compiler vectorizes loops over i. The first
-    field holds the lowest bits of a number.
+    The bytes must be zero before. first: a multiple of `together`; i: less than `together`. Then the compiler
+    vectorizes loops over i. fields: the first holds the lowest bits of a number.
     """
     if len(fields) == 1:
         return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)
@@ -27,6 +27,7 @@ def putter(fields: Fields, together: int = 1) -> Callable:
 
 
 def put_field(field: Field, together: int) -> Callable:
+    """Make the function of `putter` for one field."""
     at, bits, run = field
     each, mask, across = 8 // bits, (1 << bits) - 1, 8 // bits * run
 
@@ -44,6 +45,7 @@ def put_field(field: Field, together: int) -> Callable:
 
 
 def put_places(field: Places) -> Callable:
+    """Make the function of `putter` for numbers at listed positions."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
 
@@ -55,6 +57,6 @@ def put_places(field: Places) -> Callable:
 
 
 def put_group(fields: Fields) -> Callable:
-    """Make a function that packs a group's number: (out, group, number)."""
+    """Make a function (out, group, number) that packs a number stored per group."""
     put = putter(fields)
     return inlined(lambda out, group, number: put(out, group, 0, number))

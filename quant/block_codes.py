@@ -1,6 +1,6 @@
-"""Access to the scales and codes in blocks: reads scales, replaces codes.
+"""Reads the scales in blocks, and replaces their codes.
 
-Only for formats with one code per weight: weight = scale * level(code) + offset. The level is code - centre, or one of
+Only for formats with one code per weight: weight = scale * level(code) + offset. A level is code - centre, or one of
 the format's 16 values.
 """
 
@@ -19,10 +19,13 @@ OPENABLE = (
 
 
 class Codes(NamedTuple):
-    """The possible codes of a format.
+    """The codes of a format and the levels that they stand for.
 
-    levels: float32 [codes in use], ascending; stored: uint8, the stored value of each; is_even: whether levels are
-    consecutive integers; group: weights that share a scale.
+    Attributes:
+        levels: float32 [codes in use], ascending.
+        stored: uint8, the stored value of each.
+        is_even: whether levels are consecutive integers.
+        group: weights that share a scale.
     """
 
     levels: np.ndarray
@@ -33,7 +36,7 @@ class Codes(NamedTuple):
 
 @cache
 def format_codes(name: str) -> Codes:
-    """Return the codes of a format of OPENABLE."""
+    """Return the codes of a format, one of OPENABLE."""
     layout = LAYOUTS[name]
     if layout.values:
         stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
@@ -49,7 +52,10 @@ def format_codes(name: str) -> Codes:
 
 
 def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Read scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
+    """Read the scales and offsets of blocks: float32 [blocks, groups] each.
+
+    blocks: uint8 [blocks, bytes].
+    """
     layout = LAYOUTS[name]
     groups = BY_NAME[name].block // layout.group
     d = np.ones((len(blocks), 1), np.float32) if layout.d is None else read_half(blocks, layout.d)
@@ -69,12 +75,12 @@ def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_half(blocks: np.ndarray, at: int) -> np.ndarray:
-    """Read the float16 at a byte of each block: float32 [blocks, 1]."""
+    """Read the float16 at byte `at` of each block: float32 [blocks, 1]."""
     return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
 
 
 def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Replace the codes in blocks by stored codes, uint8 [blocks, weights of a block]."""
+    """Replace the codes in blocks; codes: stored values, uint8 [blocks, weights of a block]."""
     above = 0
     for field in LAYOUTS[name].codes:
         put_field(field, blocks, codes >> above & (1 << field.bits) - 1)
@@ -82,9 +88,9 @@ def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
 
 
 def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
-    """Write numbers, uint8 [blocks, numbers], to a field."""
+    """Write numbers, uint8 [blocks, numbers], to a field of blocks."""
     byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
-    blocks[:, np.unique(byte)] = 0  # a field of codes has its bytes for itself
+    blocks[:, np.unique(byte)] = 0  # no other field shares the bytes of a field of codes
     for lowest in np.unique(bit):
         selected = bit == lowest
         blocks[:, byte[selected]] |= values[:, selected] << np.uint8(lowest)
@@ -100,7 +106,7 @@ def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def dequantize_codes(name: str, rows: np.ndarray) -> np.ndarray:
-    """Dequantize rows of a format with codes in order and one scale, uint8 [rows, bytes]: float32 [rows, columns]."""
+    """Dequantize rows of Q1_0 or Q2_0, uint8 [rows, bytes]: float32 [rows, columns]."""
     layout, blocks = LAYOUTS[name], rows.reshape(-1, BY_NAME[name].bytes)
     codes = numbers(blocks, layout.codes, BY_NAME[name].block)
     scales, _ = read_scales(name, blocks)

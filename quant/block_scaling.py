@@ -1,4 +1,4 @@
-"""Scales the weights of a block by a power of two before a search, so that no sum overflows or underflows."""
+"""Scales the weights of a block by a power of two, its unit, so that no sum of a search overflows or underflows."""
 
 import numpy as np
 
@@ -18,7 +18,10 @@ def largest_of(weights, row, start, count):
 
 @inlined
 def unit_of(largest):
-    """Return the power of two at or below `largest`; 0 if a float16 times any code would be 0."""
+    """Return the largest power of two that is at most `largest`.
+
+    Return 0 if weights are so small that all become 0.
+    """
     if largest < f32(2.0**-25):
         return f32(0)
     return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
@@ -26,9 +29,9 @@ def unit_of(largest):
 
 @inlined
 def normalize(weights, row, start, count, x):
-    """Copy `count` weights of a row to x, divided by unit_of(the largest); return that unit.
+    """Copy `count` weights of a row, divided by their unit, to x; return the unit (see unit_of).
 
-    x is all zeros if the unit is 0.
+    If the unit is 0, x becomes zeros.
     """
     unit = unit_of(largest_of(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
@@ -39,7 +42,10 @@ def normalize(weights, row, start, count, x):
 
 @inlined
 def load_block(weights, importance, row, start, count, s):
-    """Copy `count` weights of a row to s.x as `normalize` does, and their importance to s.weight; return the unit."""
+    """Copy `count` weights of a row, divided by their unit, to s.x; return the unit.
+
+    Their importance is copied to s.weight.
+    """
     flat = s.weight.reshape(-1)
     for i in range(count):
         flat[i] = importance[start + i]

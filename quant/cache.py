@@ -1,4 +1,4 @@
-"""The user's cache folder, where machine code is kept between starts."""
+"""The user's cache folder, which keeps machine code between starts."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from localllm.system.files import absolute, folder_of, is_private
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be made again; the environment variable LOCALLLM_CACHE overrides it.
+    """Return the folder for files that can be created again. The environment variable LOCALLLM_CACHE overrides it.
 
     The path is always absolute, so that no machine code from the current directory is run.
     """
@@ -19,7 +19,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder in which only this user can write. Raises OSError if others can."""
+    """Create a folder, and its parent, in which only this user can write. Raises OSError if others can."""
     for each in (folder.parent, folder):
         each.mkdir(0o700, parents=True, exist_ok=True)
         if not is_private(each):

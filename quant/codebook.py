@@ -5,9 +5,9 @@
     weight = d * multiple * (grid[code] + shift) * sign
 
 Given a group's scale, the search rounds the weights of each vector to the levels of the grid, which gives a point, and
-compares only the NEIGHBOURS grid vectors nearest to that point. Given the chosen vectors v, the best scale is
-Σwxv / Σwv², which takes (Σwxv)² / Σwv² off the error Σwx². Codes and scale are fitted in turns, first for each group
-alone, then for d and the multiples together.
+compares only the NEIGHBOURS grid vectors nearest to that point. Given the chosen vectors v, the best scale is Σwxv /
+Σwv², which reduces the error Σwx² by (Σwxv)² / Σwv². Codes and scale are fitted in turns, first for each group alone,
+then for d and the multiples together.
 
 The grids are ggml's (ggml-common.h), read from the `gguf` package, which carries them packed.
 """
@@ -24,7 +24,7 @@ from localllm.quant.numba_cache import compiled, inlined
 
 NEIGHBOURS = 16
 TURNS = 6
-GAIN = np.float32(1 + 2e-3)  # factor by which a turn must raise the gain for another turn
+GAIN = np.float32(1 + 2e-3)  # the search continues while a turn raises the gain by more than this factor
 # Candidates for the multiple of the group with the largest scale, as shares of the largest possible multiple.
 SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
 
@@ -35,7 +35,7 @@ class Codebook(NamedTuple):
     grid: np.ndarray  # float32 [codes, dimensions]
     nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
     vectors: np.ndarray  # int8 [points, dimensions, NEIGHBOURS], the grid vectors of these codes
-    first: np.float32  # the value of level 0; the levels are about 1 / `per_step` apart
+    first: np.float32  # the value of level 0; levels are about 1 / per_step apart
     per_step: np.float32
     last: np.float32  # the highest level; the lowest is 0
     places: np.ndarray  # float32 [dimensions]: the index of a point is Σ level * place
@@ -58,7 +58,7 @@ def codebook(name: str) -> Codebook:
 
 
 class Group(NamedTuple):
-    """The result of fitting the vectors of a group, and scratch arrays."""
+    """The vectors chosen for a group of weights, and temporary arrays."""
 
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
@@ -71,7 +71,10 @@ class Group(NamedTuple):
 
 @inlined
 def round_to_levels(x, w, inverse, shift, book, group):
-    """Round value = x * inverse - shift to levels, float32, in group.levels; write 2 w value to group.doubled."""
+    """Round the weights of a group to levels, in group.levels; write 2 w value to group.doubled.
+
+    value = x * inverse - shift, with inverse = 1 / scale.
+    """
     for i in range(group.levels.size):
         value = x[i] * inverse - shift
         group.doubled[i] = np.float32(2) * w[i] * value
@@ -81,9 +84,10 @@ def round_to_levels(x, w, inverse, shift, book, group):
 
 @inlined
 def best_neighbour(size, w, start, doubled, book, point):
-    """Return the index of the point's neighbour v with the greatest Σ v (2 w value - w v), that is the least error.
+    """Return which of a point's neighbours v has the greatest score Σ v (2 w value - w v), that is, the least error.
 
-    The index replaces the lowest 4 bits of the score's bits, so that one maximum of integers finds both.
+    Scores are compared as integers whose lowest 4 bits are replaced by the neighbour's index, so that one maximum finds
+    both.
     """
     most = np.int32(-0x80000000)
     for k in range(NEIGHBOURS):
@@ -98,9 +102,9 @@ def best_neighbour(size, w, start, doubled, book, point):
 
 @inlined
 def fit_vectors(size, x, w, inverse, shifts, book, group):
-    """Do the work of `fit` for vectors of a constant size.
+    """Do the work of `fit` for vectors of `size` weights, a constant for the compiler.
 
-    Several short loops take 5 ns a weight, one long loop 8: the CPU overlaps the iterations of short ones.
+    Several short loops take 5 ns a weight, one long loop 8, because the CPU overlaps the iterations of short ones.
     """
     vectors = group.codes.size
     for s in range(shifts.size):
@@ -132,9 +136,9 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
 
 @compiled
 def fit(x, w, inverse, shifts, book, group):
-    """Return (Σwxv, Σwv²) of a group for the scale 1 / inverse.
+    """Choose the vectors of a group for the scale 1 / inverse; return (Σwxv, Σwv²).
 
-    v are the nearest vectors plus the better of `shifts`. Writes their codes and the shifts' indices to `group`.
+    v: the nearest grid vectors, each plus the better of `shifts`. Codes and indices of shifts are written to `group`.
     """
     if book.vectors.shape[1] == 4:
         return fit_vectors(4, x, w, inverse, shifts, book, group)
@@ -143,7 +147,10 @@ def fit(x, w, inverse, shifts, book, group):
 
 @compiled
 def best_scale(x, w, targets, shifts, book, group):
-    """Return the scale that reduces a group's error most, and by how much (the gain); (0, 0) if all weights are 0."""
+    """Return the scale that reduces a group's error most, and its gain; (0, 0) if all weights are 0.
+
+    targets: values that the largest weight is scaled to, to begin with.
+    """
     largest = np.float32(0)
     for i in range(x.size):
         largest = max(largest, abs(x[i]) if w[i] > 0 else np.float32(0))
@@ -164,17 +171,17 @@ def best_scale(x, w, targets, shifts, book, group):
 
 @inlined
 def nearest_multiple(ratio, largest):
-    """Return the odd integer nearest a ratio, 1 to `largest`."""
+    """Return the odd integer from 1 to `largest` that is nearest to a ratio."""
     half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
     return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
 
 
 @compiled
 def choose_d(scales, gains, largest, shares):
-    """Choose the d whose multiples suit the scales of all groups best.
+    """Choose the d whose multiples suit the scales of all groups best; largest: the largest multiple.
 
-    Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d
-    a group gains about gain * (1 - (1 - multiple * d / scale)²).
+    Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d a
+    group gains about gain * (1 - (1 - multiple * d / scale)²).
     """
     extreme = np.float32(0)
     for scale in scales:
@@ -193,7 +200,7 @@ def choose_d(scales, gains, largest, shares):
 
 
 class Plan(NamedTuple):
-    """The multiples and codes of a block of 256."""
+    """The multiples and codes chosen for a block of 256 weights."""
 
     multiples: np.ndarray  # int32 [groups]
     codes: np.ndarray  # uint16 [vectors]
@@ -202,9 +209,10 @@ class Plan(NamedTuple):
 
 @compiled
 def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_open):
-    """Choose codes for all groups, given d, and if is_open also multiples: for each the one above or below its scale.
+    """Choose codes for all groups, given d, and write them to `plan`.
 
-    Otherwise the plan's multiples stay. Returns the error (less Σwx²) and the best d for these multiples and codes.
+    Return the error, minus Σwx², and the best d for these codes. is_open: choose multiples, too: for each group the one
+    above or below its scale. Otherwise the plan's multiples stay.
     """
     size, vectors = x.size // scales.size, group.codes.size
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
@@ -233,6 +241,7 @@ def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_ope
 
 @compiled
 def copy_plan(source, target):
+    """Copy a plan."""
     target.multiples[:] = source.multiples
     target.codes[:] = source.codes
     target.chosen[:] = source.chosen
@@ -240,7 +249,7 @@ def copy_plan(source, target):
 
 @compiled
 def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
-    """Return the best d for 256 weights, which are in units of `unit`; write multiples and codes to `best_plan`."""
+    """Return the best d for 256 weights, which are divided by `unit`; write multiples and codes to `best_plan`."""
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
     for shares in SHARES:
         d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
@@ -263,10 +272,10 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
 
 @inlined
 def split_signs(x, w, even, signs):
-    """Remove the signs of 256 weights; write their bits to `signs`, one byte per octet.
+    """Make 256 weights positive, and write their signs to `signs`: one byte for each octet, a bit per weight.
 
-    If the number of minus signs of an octet must be even and is odd, the sign bit of the least important weight is
-    flipped, and that weight is negated to match.
+    even: the number of minus signs of an octet must be even. If it is odd, the sign bit of the least important weight
+    is flipped, and that weight becomes negative.
     """
     for octet in range(32):
         bits, weakest, least = 0, 0, np.float32(np.inf)
@@ -285,7 +294,7 @@ def split_signs(x, w, even, signs):
 
 
 class SearchResult(NamedTuple):
-    """The results of a search for all blocks; where d is 0, the rest is undefined."""
+    """The results of a search for all blocks. Where d is 0, the other fields of a block are undefined."""
 
     d: np.ndarray  # float32 [blocks, 1], values of float16
     scales: np.ndarray  # uint8 [blocks, groups]: multiple = 1 + 2 * scale
@@ -297,7 +306,7 @@ class SearchResult(NamedTuple):
 
 @compiled
 def new_group(vectors, size):
-    """Make an empty Group of `vectors` vectors with `size` weights in all."""
+    """Make an empty Group of `vectors` vectors with `size` weights in total."""
     return Group(
         np.zeros(vectors, np.uint16),
         np.zeros(vectors, np.uint8),
@@ -310,9 +319,12 @@ def new_group(vectors, size):
 
 
 @compiled
-def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, found):
-    """Search all blocks of weights, float32 [rows, columns], and write the results to `found`."""
-    groups, vectors, blocks = found.scales.shape[1], found.codes.shape[1], weights.shape[1] // 256
+def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, result):
+    """Search all blocks of weights, float32 [rows, columns], and write the results to `result`.
+
+    other parameters: see `search`.
+    """
+    groups, vectors, blocks = result.scales.shape[1], result.codes.shape[1], weights.shape[1] // 256
     size = 256 // groups
     x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
     group_shifts = np.empty((groups, shifts.shape[1]), np.float32)
@@ -326,23 +338,23 @@ def search_rows(weights, importance, book, targets, shifts, signed, even, larges
         if unit == 0:
             continue
         if signed:
-            split_signs(x, w, even, found.signs[n])
+            split_signs(x, w, even, result.signs[n])
         for group in range(groups):
             part = slice(group * size, group * size + size)
-            found.shifts[n, group], scales[group], gains[group] = best_shift(
+            result.shifts[n, group], scales[group], gains[group] = best_shift(
                 x[part], w[part], targets, shifts, book, state
             )
-            group_shifts[group] = shifts[found.shifts[n, group]]
-        found.d[n] = fit_block(x, w, unit * factor, scales, gains, largest, group_shifts, book, state, plan, best_plan)
-        found.codes[n] = best_plan.codes
-        found.chosen[n] = best_plan.chosen
+            group_shifts[group] = shifts[result.shifts[n, group]]
+        result.d[n] = fit_block(x, w, unit * factor, scales, gains, largest, group_shifts, book, state, plan, best_plan)
+        result.codes[n] = best_plan.codes
+        result.chosen[n] = best_plan.chosen
         for group in range(groups):
-            found.scales[n, group] = best_plan.multiples[group] // 2
+            result.scales[n, group] = best_plan.multiples[group] // 2
 
 
 @compiled
 def best_shift(x, w, targets, shifts, book, group):
-    """Return the best (row of `shifts`, scale, gain) for a group."""
+    """Return the best row of `shifts` for a group, with its scale and gain."""
     best, scale, gain = 0, np.float32(0), np.float32(0)
     for s in range(shifts.shape[0]):
         this_scale, this_gain = best_scale(x, w, targets, shifts[s], book, group)
@@ -374,12 +386,12 @@ def search(
     scale_bits: bits of a group's scale; its multiple is 1 + 2 * scale
     factor: weight = d / factor * multiple * (grid[code] + shift) * sign
     shifts: float32 [rows, shifts]; a group chooses a row, each of its vectors a shift of that row
-    signed: the grid has absolute values, signs are stored apart
-    even: the number of minus signs of every 8 weights must be even
+    signed: whether the grid has magnitudes, and signs are stored apart
+    even: whether the number of minus signs of every 8 weights must be even
     """
     book = codebook(grid)
     blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
-    found = SearchResult(
+    result = SearchResult(
         np.zeros((blocks, 1), np.float32),
         np.zeros((blocks, groups), np.uint8),
         np.zeros((blocks, vectors), np.uint16),
@@ -388,5 +400,5 @@ def search(
         np.zeros((blocks, 32), np.uint8),
     )
     largest = (2 << scale_bits) - 1
-    search_rows(weights, importance, book, targets, shifts, signed, even, largest, np.float32(factor), found)
-    return found
+    search_rows(weights, importance, book, targets, shifts, signed, even, largest, np.float32(factor), result)
+    return result

@@ -1,4 +1,4 @@
-"""The entry point for encoding weights to the blocks of a format."""
+"""The entry point of encoding: turns weights into the blocks of a format."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +14,14 @@ Encoder = Callable[[NDArray, NDArray | None, NDArray], None]
 
 f32 = np.float32
 RANGE = 1 << 20  # weights that a thread encodes at a time: some milliseconds of work
-LEAST_IMPORTANCE = 1e-6  # of the mean, added to each column: columns of importance 0 still get sensible codes
+LEAST_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns of importance 0 get sensible codes, too
 
 
 def column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """Compute the weights of errors by column, float32 [columns], with a mean of about 1."""
+    """Return the weights of errors by column, float32 [columns], with a mean of about 1.
+
+    importance: None if all columns count alike.
+    """
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
@@ -26,7 +29,7 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
 
 
 def with_weights(search: Callable) -> Encoder:
-    """Make an encoder from a search that needs column weights even when no importance is given."""
+    """Make an encoder from a search that needs column weights, even if no importance is given."""
 
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
         search(weights, column_weights(importance, weights.shape[1]), out)
@@ -63,10 +66,10 @@ ENCODERS: dict[str, Encoder] = {
 def encode(name: str, weights: NDArray, importance: NDArray | None = None, threads: int = 1) -> NDArray:
     """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row].
 
-    importance, float32 [columns]: weights of the squared errors, by column: the mean squares of the activations that
-    the columns are multiplied with. None: all columns count alike. The bytes are the same for any number of threads.
-    Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if there is no encoder for
-    the format.
+    importance: float32 [columns], the weights of squared errors by column, which are the mean squares of the
+    activations that the column is multiplied with; None: all columns count alike. The bytes are the same for any number
+    of threads. Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if the format
+    has no encoder.
     """
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape

@@ -1,7 +1,7 @@
-"""16-bit floats as bits: narrowing rounds to nearest, ties to even, and never to infinity.
+"""Conversion to 16-bit floats, as bits: rounds to nearest, ties to even, and never to infinity.
 
-A number that is too large for the type becomes its largest finite number: a weight that is somewhat wrong harms a model
-less than an infinite one. The functions have no branches, so that the compiler vectorizes loops over them.
+A number that is too large becomes the largest finite number of the type: a somewhat wrong weight harms a model less
+than an infinite one. The functions have no branches, so that the compiler vectorizes loops over them.
 """
 
 import numpy as np
@@ -14,9 +14,9 @@ LARGEST_BF16 = np.uint32(0x7F7F)
 
 @inlined
 def to_half(value):
-    """Convert float32 to the bits of the nearest float16, uint16.
+    """Convert a float32 to the bits of the nearest float16, uint16.
 
-    Rounding adds half a unit of the last kept bit to the bits as an integer; the carry may reach the exponent.
+    Half a unit of the last remaining bit is added to the bits as an integer; the carry may reach the exponent.
     Subnormal results are multiples of 2 ** -24, as are floats from 1/2 to 1: adding 1/2 rounds to those.
     """
     bits = np.float32(value).view(np.uint32)
@@ -33,7 +33,8 @@ def to_half(value):
 def from_half(bits):
     """Convert the bits of a finite float16 to float32.
 
-    Shifting exponent and fraction to their float32 positions gives a number 2 ** 112 times too small, subnormal or not.
+    Moved to their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or
+    not.
     """
     number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
     return -number if bits & np.uint16(0x8000) else number
@@ -41,13 +42,13 @@ def from_half(bits):
 
 @inlined
 def nearest_half(value):
-    """Round a float32 to the nearest value of a float16."""
+    """Round a float32 to the nearest float16, as a float32."""
     return from_half(to_half(value))
 
 
 @inlined
 def put_half(out, position, value):
-    """Store float32 `value` as a float16 in the bytes `out` from `position`."""
+    """Store a float32 as a float16 in two bytes of `out`, from index `position` on."""
     bits = to_half(value)
     out[position] = np.uint8(bits & np.uint16(0xFF))
     out[position + 1] = np.uint8(bits >> np.uint16(8))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Format(NamedTuple):
-    """A way to store weights."""
+    """A tensor format of GGUF."""
 
     id: int  # ggml_type in the file
     name: str

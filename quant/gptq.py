@@ -1,14 +1,19 @@
-"""Encoding with error feedback: later weights of a row compensate for a weight's rounding error.
+"""GPTQ: encoding in which later weights of a row compensate for the rounding errors of earlier ones.
 
-Known as GPTQ (Frantar et al. 2022, arXiv 2210.17323) and LDLQ (Chee et al. 2023, arXiv 2307.13304). The inputs x of a
-matrix have the second moments H = mean of x x^T (the Hessian), so encoding a row w as q costs (w - q) H (w - q)^T. With
-H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target t[j] = w[j]
-+ sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
+Sources: GPTQ (Frantar et al. 2022, arXiv 2210.17323), LDLQ (Chee et al. 2023, arXiv 2307.13304).
 
-Columns are processed 256 at a time (a span). The format's usual search finds their scales, once, for the targets at
-that point. Then codes are chosen one by one, columns with the largest inputs first (act-order in the program of GPTQ's
-authors), so that many other columns can still compensate for their errors. Afterwards coordinate descent changes single
-codes where that lowers the cost. In codebook formats, where a code names several weights, only later spans compensate.
+The Hessian H is the mean of x x^T over inputs x of the matrix (their second moments). Encoding a row w as q costs (w -
+q) H (w - q)^T. With H = M M^T, M upper triangular, that is
+
+    the sum over columns j of M[j, j]^2 (t[j] - q[j])^2
+    with the target t[j] = w[j] + the sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j]
+
+which is known when column j is reached.
+
+Columns are processed 256 at a time (a span). The format's usual search finds the scales of a span, once, for its
+targets at that point. Then codes are chosen one by one, columns with the largest inputs first ("act-order"), so that
+many other columns can still compensate for their errors. Afterwards coordinate descent changes single codes where that
+lowers the cost. In codebook formats, where a code names several weights, only later spans compensate.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -23,16 +28,15 @@ from localllm.quant.numba_cache import compiled, inlined
 
 SPAN = 256  # columns that are processed together
 SWEEPS = 4  # of coordinate descent
-ROWS = 128  # of a matrix that a thread encodes at a time
+ROWS = 128  # rows that a thread encodes at a time
 TINY = np.finfo(np.float32).tiny
-LEAST = 1e-6  # of the mean diagonal, added to the whole diagonal: columns whose inputs are all 0 would make M singular
+LEAST = 1e-6  # times the mean of the diagonal, added to the diagonal: columns without inputs would make M singular
 
 
 def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
-    """Return moments, [n, n], with their correlations reduced by `damping` (0 to 1): a new array, float32.
+    """Return moments, [n, n], with their correlations reduced by `damping`, as a new float32 array.
 
-    0 leaves the correlations as measured on the text, 1 removes them. The mean of the diagonal becomes 1, unless it is
-    0.
+    damping: 0 leaves the correlations as measured, 1 removes them. The mean of the diagonal becomes 1, unless it is 0.
     """
     diagonal = np.diagonal(moments).astype(np.float64)
     mean = float(diagonal.mean())
@@ -42,28 +46,31 @@ def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
     return hessian
 
 
-def cost(lost: np.ndarray, moments: np.ndarray) -> float:
-    """Compute the mean squared output error that the errors of a matrix, float32 [rows, columns], cause."""
-    return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32, copy=False), lost, dtype=np.float64))
+def cost(errors: np.ndarray, moments: np.ndarray) -> float:
+    """Compute the mean squared error of a matrix's outputs.
+
+    errors: the errors of its weights, float32 [rows, columns].
+    """
+    return float(np.einsum("ij,ij->", errors @ moments.astype(np.float32, copy=False), errors, dtype=np.float64))
 
 
 def spans(columns: int) -> list[slice]:
-    """Divide the columns into spans that are processed together."""
+    """Divide the columns into spans of at most SPAN."""
     return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
 
 
 def by_size(importance: np.ndarray) -> np.ndarray:
-    """Return the columns, int [columns], span after span, within each span by falling importance."""
+    """Return the order in which columns are processed: span after span, and within each by falling importance."""
     return np.concatenate(
         [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
     )
 
 
 def factor(m: np.ndarray, threads: int) -> None:
-    """Factor a positive definite matrix, float32 [n, n], in place: upper triangular M of M M^T.
+    """Factor a positive definite matrix m = M M^T, float32 [n, n], M upper triangular. M replaces m.
 
-    Works span by span, the last one first: with one copy less than LAPACK, on all threads, and with the same result for
-    any number of threads.
+    It works span by span, the last one first, which takes one copy less than LAPACK, uses all threads, and gives the
+    same result for any number of threads.
     """
     with ThreadPoolExecutor(threads) as pool:
         for part in reversed(spans(len(m))):
@@ -72,18 +79,21 @@ def factor(m: np.ndarray, threads: int) -> None:
             root = np.linalg.cholesky(last[::-1, ::-1])[::-1, ::-1]
             inverse = np.linalg.inv(root).T.astype(np.float32)
 
-            def some(rows: slice, part=part, behind=behind, fixed=fixed, inverse=inverse) -> None:
+            def update_rows(rows: slice, part=part, behind=behind, fixed=fixed, inverse=inverse) -> None:
                 m[rows, part] = (m[rows, part] - m[rows, behind] @ fixed) @ inverse
 
-            list(pool.map(some, spans(part.start)))
+            list(pool.map(update_rows, spans(part.start)))
             m[part, part], m[behind, part] = root, 0
 
 
 class Feedback:
-    """A GPTQ encoder for matrices with the same inputs; the number of threads does not change the bytes."""
+    """A GPTQ encoder for matrices with the same inputs. The number of threads does not change the bytes."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
-        """Factor the moments, float32 or float64 [columns, columns]; damping: see `shrink`. 1 means no feedback."""
+        """Factor the moments, float32 or float64 [columns, columns].
+
+        damping: see `shrink`; with 1 there is no error feedback.
+        """
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
         hessian = shrink(moments, damping)
         self._importance = np.diagonal(hessian).copy()
@@ -95,11 +105,11 @@ class Feedback:
         diagonal = np.diagonal(m).copy()
         self._order, self._alone = order, (diagonal**2)[place]
         self._together = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in parts])[place]
-        for part in parts:  # in place: columns and rows move within their span only
+        for part in parts:  # permuted in place, because columns and rows move within their span only
             m[:, part] = m[:, place[part]] / diagonal[place[part]]
         for part in parts:
             m[part] = m[place[part]]
-        self._unit = m  # [k, j]: M[k, j] / M[j, j], 0 for a j before k
+        self._unit = m  # [k, j]: M[k, j] / M[j, j], or 0 if j comes before k
         self._hessian = hessian
 
     def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
@@ -109,33 +119,33 @@ class Feedback:
             return encode(name, weights, importance, self._threads)
         out = np.empty((len(weights), BY_NAME[name].row_bytes(weights.shape[1])), np.uint8)
 
-        def some(first: int) -> None:
+        def encode_rows(first: int) -> None:
             self._encode(name, weights[first : first + ROWS], out[first : first + ROWS])
 
         with ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(some, range(0, len(weights), ROWS)))
+            list(pool.map(encode_rows, range(0, len(weights), ROWS)))
         return out
 
     def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
         """Encode rows, float32 [rows, columns], to `out`, uint8 [rows, bytes]."""
-        format, lost = BY_NAME[name], np.empty_like(weights)
+        format, errors = BY_NAME[name], np.empty_like(weights)
         parts, codes = spans(weights.shape[1]), []
         for part in parts:
             before = slice(0, part.start)
-            targets = weights[:, part] + lost[:, before] @ self._unit[before, part]
+            targets = weights[:, part] + errors[:, before] @ self._unit[before, part]
             blocks = encode(name, targets, self._importance_of(name, part))
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
             if name in OPENABLE:
                 codes.append(self._choose_codes(name, blocks, targets, weights[:, part], part))
-                lost[:, part] = codes[-1].lost
+                errors[:, part] = codes[-1].lost
             else:
-                lost[:, part] = weights[:, part] - dequantize(name, blocks)
+                errors[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
-            for part, chosen in zip(parts, codes, strict=False):  # codebook formats have no `codes` here
-                chosen.improve(lost @ self._hessian[:, part], self._hessian[part, part])
-                lost[:, part] = chosen.lost
-        for part, chosen in zip(parts, codes, strict=False):
-            chosen.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
+            for part, span in zip(parts, codes, strict=False):  # codebook formats have no `codes` here
+                span.improve(errors @ self._hessian[:, part], self._hessian[part, part])
+                errors[:, part] = span.lost
+        for part, span in zip(parts, codes, strict=False):
+            span.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
 
     def _importance_of(self, name: str, part: slice) -> np.ndarray:
         """Return the weights of errors in a span, float32 [columns of the span].
@@ -147,20 +157,24 @@ class Feedback:
     def _choose_codes(
         self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
     ) -> "CodedSpan":
-        chosen = CodedSpan(name, blocks, weights)
-        chosen.choose(targets, self._unit[part, part], self._order[part] - part.start)
-        return chosen
+        """Choose the codes of a span with error feedback, keeping the scales of `blocks`."""
+        span = CodedSpan(name, blocks, weights)
+        span.choose(targets, self._unit[part, part], self._order[part] - part.start)
+        return span
 
 
 class CodedSpan:
-    """The scales and codes of some columns of a matrix.
+    """A span of columns of a matrix: its scales and codes.
 
     Attributes:
         lost: the errors of the weights, float32 [rows, columns].
     """
 
     def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
-        """Read the scales of blocks, uint8 [rows, bytes]; weights: float32 [rows, columns]."""
+        """Read the scales of blocks, uint8 [rows, bytes].
+
+        weights: float32 [rows, columns].
+        """
         self._name, self._table = name, format_codes(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
@@ -169,15 +183,18 @@ class CodedSpan:
         self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
 
     def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
-        """Choose codes one by one with error feedback.
+        """Choose codes one by one, with error feedback.
 
-        unit: float32 [columns, columns], the share of a column's error that is added to each later target; order: int
-        [columns].
+        targets: float32 [rows, columns]; unit: float32 [columns, columns], the share of a column's error that is added
+        to each later target; order: int [columns].
         """
         choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
-        """Improve codes by coordinate descent; slopes: float32 [rows, columns], errors of all columns @ moments."""
+        """Improve codes by coordinate descent.
+
+        slopes: float32 [rows, columns], the errors of all columns @ moments; hessian: moments of this span's columns.
+        """
         improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
@@ -187,12 +204,13 @@ class CodedSpan:
         blocks[:] = whole.reshape(blocks.shape)
 
     def _grid_and_rows(self, moved: np.ndarray) -> tuple["CodeGrid", "RowsOfSpan"]:
+        """Return the arguments of choose_codes and improve_codes; moved: targets, or slopes."""
         grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
         return grid, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
 
 
 class CodeGrid(NamedTuple):
-    """The possible codes, as the kernels take them: see localllm.quant.block_codes.Codes."""
+    """The codes of a format, as compiled functions take them: see localllm.quant.block_codes.Codes."""
 
     levels: np.ndarray
     is_even: bool
@@ -200,19 +218,22 @@ class CodeGrid(NamedTuple):
 
 
 class RowsOfSpan(NamedTuple):
-    """The kernels' arrays, [rows, columns] except scales and offsets [rows, groups]; moved: targets or slopes."""
+    """The arrays of a span, as compiled functions take them: [rows, columns], scales and offsets [rows, groups].
+
+    moved: targets or slopes.
+    """
 
     moved: np.ndarray
     weights: np.ndarray
     scales: np.ndarray
     offsets: np.ndarray
-    codes: np.ndarray  # uint8, written
-    lost: np.ndarray  # written
+    codes: np.ndarray  # uint8, output
+    lost: np.ndarray  # errors, output
 
 
 @inlined
 def nearest(grid, x):
-    """Return the index of the level nearest x."""
+    """Return the index of the level nearest to x."""
     last = grid.levels.size - 1
     if grid.is_even:
         return int(min(max(np.rint(x - grid.levels[0]), np.float32(0)), np.float32(last)))
@@ -241,7 +262,7 @@ def choose_codes(unit, order, grid, of):
 
 @compiled
 def improve_codes(hessian, grid, of):
-    """Replace each row's codes, one after another, by the code of least cost while all others are fixed."""
+    """Replace each row's codes, one after another, by the code with the least cost while all others stay."""
     columns = of.weights.shape[1]
     slope = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):

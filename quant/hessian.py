@@ -1,4 +1,4 @@
-"""Second moments of a matrix's inputs (the Hessian of GPTQ), and the choice of their damping by validation."""
+"""The Hessian of GPTQ, the second moments of a matrix's inputs, and the choice of its damping by cross-validation."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,24 +10,27 @@ from localllm.quant.block_codes import dequantize
 from localllm.quant.gptq import Feedback, cost
 
 DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; 1.0 means no error feedback
-SAMPLE = 64  # rows of a matrix on which dampings are compared
-FAR = 4  # times the median: the largest squared norm of an input that counts in full
-PANEL = 128  # columns whose moments a thread sums at a time
-KEEP = 2048  # columns; up to this size, encoders of several dampings are in memory at once and reused
+SAMPLE = 64  # rows of a matrix with which dampings are compared
+FAR = 4  # inputs with a squared norm above this many medians are scaled down
+PANEL = 128  # columns of moments that a thread computes at a time
+KEEP = 2048  # most columns for which the encoders of several dampings stay in memory
 
 
 class Hessian:
-    """Second moments of the inputs in two halves of the texts: each validates what was fitted on the other.
+    """Second moments of the inputs, separately for two halves of the texts.
+
+    Each half validates what was fitted to the other.
 
     Attributes:
-        counts: rows of each half.  halves: float32 [columns, columns], means over those rows.
+        counts: rows of each half.
+        halves: float32 [columns, columns], means over those rows.
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
-        """Compute the moments of `pieces`, float32 [rows, columns], one per text; any may be empty.
+        """Compute the moments of `pieces`, the inputs of each text, float32 [rows, columns]. Any may be empty.
 
-        is_read: rows of the matrix are also used as activations, as an embedding's are: the errors of single weights
-        count as much as errors of its outputs.
+        is_read: rows of the matrix are also used as activations, as those of an embedding are, so errors of single
+        weights count as much as errors of outputs.
         """
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
@@ -37,32 +40,38 @@ class Hessian:
             for moments in self.halves:
                 add_own_errors(moments)
         self._threads = threads
-        self._known: dict[tuple[int, float], Feedback] = {}
+        self._known: dict[tuple[int, float], Feedback] = {}  # encoders by (half, damping)
 
-    def feedback(self, name: str, some: np.ndarray) -> Feedback:
-        """Make the encoder of a matrix in a format, from both halves; some: sample rows, float32 [rows, columns]."""
-        return self._feedback(2, self.damping(name, some))
+    def feedback(self, name: str, sample: np.ndarray) -> Feedback:
+        """Make the encoder of a matrix in a format, from both halves.
 
-    def damping(self, name: str, some: np.ndarray) -> float:
-        """Return the one of DAMPINGS with the least error when each half is validated on the other."""
+        sample: sample rows of the matrix, float32 [rows, columns], with which the damping is chosen.
+        """
+        return self._feedback(2, self.damping(name, sample))
+
+    def damping(self, name: str, sample: np.ndarray) -> float:
+        """Return the one of DAMPINGS with the least error when each half is validated on the other.
+
+        sample: sample rows.
+        """
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
-        def tried(damping: float, half: int) -> float:
-            errors = dequantize(name, self._feedback(half, damping).encode(name, some))
-            return cost(some - errors, self.halves[1 - half])
+        def validate(damping: float, half: int) -> float:
+            errors = dequantize(name, self._feedback(half, damping).encode(name, sample))
+            return cost(sample - errors, self.halves[1 - half])
 
         with ThreadPoolExecutor(self._threads if self._is_small else 1) as pool:
-            costs = list(pool.map(tried, *zip(*product(DAMPINGS, (0, 1)), strict=True)))
+            costs = list(pool.map(validate, *zip(*product(DAMPINGS, (0, 1)), strict=True)))
         return DAMPINGS[int(np.argmin(np.reshape(costs, (-1, 2)).sum(axis=1)))]
 
     @property
     def _is_small(self) -> bool:
-        """Return whether encoders of several dampings fit in memory at once."""
+        """Return whether the encoders of several dampings stay in memory."""
         return len(self.halves[0]) <= KEEP
 
     def _feedback(self, half: int, damping: float) -> Feedback:
-        """Make an encoder from half 0, half 1, or both (2)."""
+        """Make an encoder; half: from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]
         encoder = Feedback(self._whole() if half == 2 else self.halves[half], damping, self._threads)
@@ -71,7 +80,7 @@ class Hessian:
         return encoder
 
     def _whole(self) -> np.ndarray:
-        """Average the halves' moments over all rows, float32 [columns, columns]."""
+        """Average the moments of both halves over all rows: float32 [columns, columns]."""
         one, other = (np.float32(count / max(sum(self.counts), 1)) for count in self.counts)
         whole = self.halves[0] * one
         whole += self.halves[1] * other
@@ -79,22 +88,22 @@ class Hessian:
 
 
 def add_own_errors(moments: np.ndarray) -> None:
-    """Add the mean of the diagonal to the diagonal, in place, so that errors of single weights count."""
+    """Add the mean of the diagonal to the diagonal, in place, so that errors of single weights count, too."""
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 
 def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
-    """Average x x^T over all rows x, outliers scaled down: float32 [columns, columns].
+    """Average x x^T over all rows x, with outliers scaled down: float32 [columns, columns].
 
     For a few tokens, above all the first one of a text, some layers' inputs are a thousand times as large as for others
     (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not outweigh all
-    others here: a row's squared norm counts as FAR times the median at most. Sums are in float64; a result too large
+    others here: a row's squared norm counts as at most FAR times the median. Sums are in float64; a result too large
     for float32 becomes infinite.
     """
     parts, count = outlier_shares(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
 
-    def some(first: int) -> None:
+    def sum_panel(first: int) -> None:
         mine, behind = slice(first, first + PANEL), slice(first, columns)
         sums = np.zeros((len(range(columns)[mine]), columns - first))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -104,12 +113,15 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
         means[behind, mine] = means[mine, behind].T
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(some, range(0, columns, PANEL)))
+        list(pool.map(sum_panel, range(0, columns, PANEL)))
     return means
 
 
 def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return the share of each row's squares that counts, float32 [rows, 1] per piece; None if all shares are 1."""
+    """Return the factor of each row's moments that scales outliers down.
+
+    For each piece float32 [rows, 1], or None if all factors are 1.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
     most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
@@ -119,6 +131,9 @@ def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield each piece, float32 [rows, columns], its rows scaled to squared norms of FAR times the median at most."""
+    """Yield each piece, float32 [rows, columns], with outliers scaled down.
+
+    Then each row's squared norm is at most FAR times the median.
+    """
     for piece, part in zip(pieces, outlier_shares(pieces), strict=True):
         yield piece if part is None else piece * np.sqrt(part)

@@ -1,12 +1,12 @@
-"""IQ4_NL and IQ4_XS: a 4-bit code picks one of 16 values, close near zero and far apart at the ends.
+"""IQ4_NL and IQ4_XS: a 4-bit code picks one of 16 values, close together near zero and far apart at the ends.
 
-IQ4_NL ("non-linear") has a d for 32 weights: weight = d * VALUES[code]. IQ4_XS has a d for 256 weights, and 8 groups
-with scales of 6 bits: weight = d * (scale - 32) * VALUES[code].
+    IQ4_NL ("non-linear")  d for 32 weights: weight = d * VALUES[code]
+    IQ4_XS                 d for 256 weights, 8 groups with scales of 6 bits: weight = d * (scale - 32) * VALUES[code]
 
 The search: given a scale, the best codes are those of the nearest values v. Given codes, the best scale is Σwxv / Σwv²,
-which takes (Σwxv)² / Σwv² off the error Σwx². Candidate scales of both signs (the values are not symmetric) are scored
-by that. The best of each sign is refined: best codes and best scale in turns, at the end only with scales that can be
-stored. On random blocks the error comes within 0.1 % of that of the best float16 d.
+which reduces the error Σwx² by (Σwxv)² / Σwv², its gain. Candidate scales of both signs (the values are not symmetric)
+are compared by that. The best of each sign is refined: best codes and best scale in turns, at the end only with scales
+that can be stored. On random blocks the error comes within 0.1 % of that of the best float16 d.
 """
 
 import math
@@ -29,18 +29,18 @@ STEPS = VALUES[1:] - VALUES[:-1]
 
 # Candidates for (largest weight of a group) / scale. A denser list does not help; a narrower one loses up to 1 %.
 TARGETS = np.array([64, 74, 81, 88, 94, 100, 106, 112, 117, 122, 127, 133, 141, 155, 175, 210], dtype=np.float32)
-TURNS = 8  # at most, of fitting d; two or three are usual
+TURNS = 8  # most rounds of fitting d; two or three are usual
 TINY = np.float32(1e-20)  # groups whose weights are all below this share of the block's largest weight count as zeros
-# Candidates for (the group scale of largest size) / d: the largest scale is about one of these multiples of d.
+# Candidates for (the group scale of largest magnitude) / d.
 LEVELS = np.stack([np.arange(start, start + 5, 0.25) for start in (-34, -29, -24, 19, 24, 29)]).astype(np.float32)
 
-# The gain must grow by this factor for another turn; a smaller growth is rounding error.
+# A round must raise the gain by this factor for another round; a smaller increase is rounding error.
 GAIN = np.float32(1 + 1e-6)
 
 
 @inlined
 def fit(weights, importance, inverse):
-    """Return (Σwxv, Σwv²) over 32 weights, v being the nearest values for the scale 1 / inverse."""
+    """Return (Σwxv, Σwv²) over 32 weights; v: the nearest values for the scale 1 / inverse."""
     product, square = np.float32(0), np.float32(0)
     for i in range(32):
         x = weights[i] * inverse
@@ -55,9 +55,9 @@ def fit(weights, importance, inverse):
 
 @compiled
 def best_scale(weights, importance, sign):
-    """Return the scale of this sign with the least error for 32 weights, and its gain.
+    """Return the scale of a sign, 1 or -1, with the least error for 32 weights, and its gain.
 
-    The gain is what the scale takes off the error. If all weights are zero, the scale is arbitrary.
+    If all weights are zero, the scale is arbitrary and the gain 0.
     """
     largest = np.float32(0)
     for i in range(32):
@@ -79,7 +79,7 @@ def best_scale(weights, importance, sign):
 
 @compiled
 def storable(scale, unit):
-    """Return the float16 nearest scale * unit, as a float32; not zero unless the scale is."""
+    """Return the float16 nearest to scale * unit, as a float32; 0 only if the scale is 0."""
     stored = nearest_half(scale * unit)
     if stored == 0 and scale != 0:
         return math.copysign(SMALLEST_HALF, scale)
@@ -88,11 +88,11 @@ def storable(scale, unit):
 
 @compiled
 def fit_block(weights, importance, unit):
-    """Return the best float16 d found for 32 weights, which are in units of `unit`."""
+    """Return the best float16 d found for 32 weights, which are divided by `unit`."""
     plus, plus_gain = best_scale(weights, importance, np.float32(1))
     minus, minus_gain = best_scale(weights, importance, np.float32(-1))
     d = storable(plus if plus_gain > minus_gain else minus, unit)
-    best, least = np.float32(0), np.float32(0)  # the error less Σwx²; with d = 0 all weights are 0
+    best, least = np.float32(0), np.float32(0)  # least: the error minus Σwx², which is 0 for d = 0
     for _ in range(TURNS):
         if d == 0:
             break
@@ -108,7 +108,7 @@ def fit_block(weights, importance, unit):
 
 @compiled
 def store_codes(weights, inverse, out):
-    """Write the 16 bytes of the nearest codes of 32 weights."""
+    """Store the nearest codes of 32 weights to 16 bytes; inverse: 1 / scale."""
     for i in range(16):
         low, high = 0, 0
         for k in range(15):
@@ -132,7 +132,7 @@ def encode_iq4_nl(weights, importance, out):
 
 @compiled
 def nearest_multiple(scale, d):
-    """Return the integer nearest scale / d that 6 bits can hold: -32 .. 31."""
+    """Return the integer nearest to scale / d among those of 6 bits: -32 .. 31."""
     return min(max(np.rint(scale / d), np.float32(-32)), np.float32(31))
 
 
@@ -141,7 +141,7 @@ def choose_d(scales, gains, levels):
     """Choose the d whose multiples suit the scales of the 8 groups best; scales, gains: [2 signs, 8].
 
     Candidates: the scale of largest magnitude divided by each of `levels`. With the scale multiple * d a group gains
-    about gain * (1 - (1 - multiple * d / scale)²); of its two scales the better one counts.
+    about gain * (1 - (1 - multiple * d / scale)²); the better one of its two scales counts.
     """
     extreme = np.float32(0)
     for group in range(8):
@@ -164,9 +164,9 @@ def choose_d(scales, gains, levels):
 
 @compiled
 def choose_multiple(x, w, scales, gains, d):
-    """Choose a group's integer scale by error: the nearest to one of its two scales, or one more, or one less.
+    """Choose a group's integer scale with the least error: near one of its two scales, or one more, or one less.
 
-    Returns the integer, the error (less Σwx²), Σwxv and Σwv².
+    Return the integer, the error (minus Σwx²), Σwxv and Σwv².
     """
     least, best, best_product, best_square = np.float32(0), 0, np.float32(0), np.float32(0)
     first = 0 if gains[0] > gains[1] else 1
@@ -187,7 +187,7 @@ def choose_multiple(x, w, scales, gains, d):
 
 @compiled
 def choose_multiples(x, w, scales, gains, d, multiples):
-    """Fit the integer scales of the 8 groups to d; return the error (less Σwx²) and the best d for these integers."""
+    """Choose the integer scales of the 8 groups, given d; return the error (minus Σwx²) and the best d for them."""
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
@@ -201,12 +201,12 @@ def choose_multiples(x, w, scales, gains, d, multiples):
 
 @compiled
 def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
-    """Return the best d for 256 weights, which are in units of `unit`; write the integer scales to best_multiples."""
+    """Return the best d for 256 weights, which are divided by `unit`; write the integer scales to best_multiples."""
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
         scales[0, group], gains[0, group] = best_scale(x[part], w[part], np.float32(1))
         scales[1, group], gains[1, group] = best_scale(x[part], w[part], np.float32(-1))
-    best, least, following = np.float32(0), np.float32(0), np.float32(0)  # with d = 0 the error less Σwx² is 0
+    best, least, following = np.float32(0), np.float32(0), np.float32(0)  # least: the error minus Σwx², 0 for d = 0
     for levels in LEVELS:
         d = storable(choose_d(scales, gains, levels), unit)
         error, next_d = choose_multiples(x, w, scales, gains, d / unit, multiples)
@@ -225,7 +225,7 @@ def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
 
 @compiled
 def store_super_block(x, unit, d, multiples, out):
-    """Write d, the integer scales and the nearest codes to the bytes of a block."""
+    """Store d, the integer scales and the nearest codes to the bytes of a block."""
     out[:XS_CODES] = 0
     put_half(out, XS_D, d)
     for group in range(8):

@@ -7,22 +7,24 @@ or in two (the low bits and the high ones). A group of weights shares a scale:
     weight = d * scale * code - low * minimum         low: another float16 (Q4_1 and Q5_1: + low)
     weight = d * scale * values[code]                 values: 16 that are not evenly spaced
 
-NVFP4 and MXFP4 have small floats for scales and no d; TQ1_0 has five base-3 digits in a byte. In the formats with a
-grid (codebook) a code names 4 or 8 weights (an octet), and signs are stored apart; `parts` says where these fields
+NVFP4 and MXFP4 have small floats as scales, and no d; TQ1_0 has five base-3 digits in a byte. In the formats with a
+grid (codebook) a code names 4 or 8 weights (an octet), and signs are stored apart. `parts` lists where their fields
 begin:
 
-    codes    the low 8 bits of each code. In IQ2_XS 16 bits: a 9-bit code and a sign code. In IQ2_XXS 8 bytes for every
-             32 weights: 4 codes, and the 32-bit word that `scales` describes
-    high     the high bits of the codes, from the lowest bits of a byte up: 2 bits each in IQ2_S, 1 in IQ3_S; in IQ1_M
-             3, and the sign of an octet's shift (set: minus)
-    signs    a bit for each weight (set: minus). A sign code has 7 bits for an octet; its eighth sign makes the number
-             of minus signs even
-    scales   4 bits for each group, the low half of a byte first. In IQ2_XXS and IQ3_XXS a 32-bit word for every 32
-             weights: 4 sign codes, and the scale in the top 4 bits. In IQ1_S 16 bits for every 32 weights: 3 high bits
-             of each of 4 codes, a scale of 3 bits, the sign of the shift. In IQ1_M four 16-bit words, each with four
-             scales of 3 bits and 4 bits of d on top
+    codes    the low 8 bits of each code
+             IQ2_XS: 16 bits each, a 9-bit code and a sign code
+             IQ2_XXS: 8 bytes for every 32 weights, 4 codes and the 32-bit word described at `scales`
+    high     the high bits of the codes, from the lowest bits of a byte up
+             IQ2_S: 2 bits each. IQ3_S: 1 bit each. IQ1_M: 3 bits, and the sign of an octet's shift (set: minus)
+    signs    a bit for each weight (set: minus). A sign code has 7 bits for an octet; the eighth sign makes the number
+      of
+             minus signs even
+    scales   4 bits for each group, the low half of a byte first
+             IQ2_XXS, IQ3_XXS: a 32-bit word for every 32 weights, 4 sign codes and the scale in the top 4 bits
+             IQ1_S: 16 bits for every 32 weights, 3 high bits of each of 4 codes, a scale of 3 bits, the shift's sign
+             IQ1_M: four 16-bit words, each with four scales of 3 bits and 4 bits of d on top
 
-    weight = d * (scale + 1/2) / 4 * grid[code] * sign       IQ2; of IQ3_XXS / 2, of IQ3_S * 2
+    weight = d * (scale + 1/2) / 4 * grid[code] * sign       IQ2; IQ3_XXS: / 2 instead of / 4, IQ3_S: * 2
     weight = d * (1 + 2 * scale) * (grid[code] ± 1/8)        IQ1
 
 Sources: the block structs and `dequantize_row_*` functions of ggml (ggml-common.h, ggml-quants.c); the k-quants are
@@ -38,27 +40,28 @@ import numpy as np
 class Field(NamedTuple):
     """Numbers of `bits` bits packed in bytes.
 
-    `run` bytes hold number 0, 1, 2 ... in their lowest bits, then the next `run` numbers above, until the bytes are
-    full; then come the next `run` bytes.
+    `run` consecutive bytes hold numbers 0 to run - 1 in their lowest bits, the next `run` numbers in the bits above,
+    and so on, until the bytes are full. Then the next `run` bytes follow.
     """
 
-    at: int  # its first byte in the block
+    at: int  # offset of the first byte in the block
     bits: int
     run: int = 1
 
     def place(self, i: int) -> tuple[int, int]:
-        """Return (byte, lowest bit) of number i."""
+        """Return where number i is stored: (byte, lowest bit)."""
         each = 8 // self.bits
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
 
 
 class Places(NamedTuple):
-    """Numbers of `bits` bits at listed positions."""
+    """Numbers of `bits` bits at listed positions, in no regular order."""
 
     bits: int
-    places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each
+    places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each number
 
     def place(self, i: int) -> tuple[int, int]:
+        """Return where number i is stored: (byte, lowest bit)."""
         return self.places[i]
 
 
@@ -66,7 +69,7 @@ Fields = tuple[Field | Places, ...]
 
 
 class Layout(NamedTuple):
-    """The layout of a format's block."""
+    """The layout of a format's block: where its fields are, and what their numbers mean."""
 
     d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in pieces
     group: int  # weights that share a scale
@@ -76,7 +79,7 @@ class Layout(NamedTuple):
     values: tuple[int, ...] = ()
     scales: Fields = ()  # one number per group
     scale_centre: int = 0
-    scale_type: str = "integer"  # or "int8"; "e8m0" and "ue4m3" are floats, which count half, without a d
+    scale_type: str = "integer"  # or "int8"; or the float types "e8m0" and "ue4m3", halved, without a d
     low: int | None = None  # the first byte of the float16 low
     minimums: Fields = ()  # one number per group; () with a low: low itself is added
     grid: int = 0  # weights that a code names; 0 without a grid
@@ -84,7 +87,7 @@ class Layout(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The bits of a code."""
+        """The number of bits of a code."""
         return sum(field.bits for field in self.codes)
 
     @property
@@ -98,12 +101,12 @@ class Layout(NamedTuple):
 
 
 def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """Place one number in each of `count` bytes from `at`, `shift` bits up."""
+    """Return places for `count` numbers, one in each byte from `at` on, beginning at bit `shift`."""
     return tuple((at + i, shift) for i in range(count))
 
 
-# The 4-bit floats E2M1 (sign, 2 bits exponent, 1 bit mantissa), doubled so that all are integers; scales are halved to
-# match.
+# The 4-bit floats E2M1 (sign, 2 bits exponent, 1 bit mantissa), doubled so that all are integers. Scales are halved in
+# return.
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # kvalues_iq4nl in ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -161,13 +164,16 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def floats_at(name: str) -> tuple[int, ...]:
-    """Return the first bytes of a block's float16 numbers."""
+    """Return the offsets of a block's float16 numbers, d and low."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)
 
 
 def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
-    """Read the first `count` numbers of `fields` from blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
+    """Read the first `count` numbers of a field from blocks: int64 [blocks, count].
+
+    blocks: uint8 [blocks, bytes]; fields: the field, or two with the low and the high bits.
+    """
     total, above = np.zeros((len(blocks), count), np.int64), 0
     for field in fields:
         byte, bit = np.array([field.place(i) for i in range(count)]).T
@@ -177,12 +183,12 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
 
 
 def halved_e8m0() -> np.ndarray:
-    """Tabulate half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
+    """Return half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def halved_ue4m3() -> np.ndarray:
-    """Tabulate half the value of each UE4M3 byte (4 bits exponent with bias 7, 3 bits mantissa): float32 [256].
+    """Return half the value of each UE4M3 byte (4 bits exponent with bias 7, 3 bits mantissa): float32 [256].
 
     As in ggml, the topmost bit is ignored, and 0x7f (not a number) counts as zero.
     """

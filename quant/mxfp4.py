@@ -1,9 +1,10 @@
-"""MXFP4: 4-bit floats (sign, 2 bits exponent, 1 bit fraction); a block of 32 shares a power of two.
+"""MXFP4: 4-bit floats (sign, 2 bits exponent, 1 bit fraction); 32 weights of a block share a power of two.
 
-The highest bit of a code is the sign: weight = 2 ** (e - 127) * SIZES[code & 7] * sign.
+    weight = 2 ** (e - 127) * SIZES[code & 7] * sign        the highest bit of a code is the sign
 
-Source: OCP Microscaling Formats (MX) Specification 1.0. It takes the exponent of the largest weight. The search also
-tries one more, which does not clip the largest weight, and up to three less, which suit small weights better.
+Source: OCP Microscaling Formats (MX) Specification 1.0, which takes the exponent of the largest weight for e. The
+search also tries one more, which does not clip the largest weight, and up to three less, which suit small weights
+better.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ LARGEST_EXPONENT = 252  # with one more, 6 times the scale would be infinite
 
 @compiled
 def block_error(weights, importance, scale):
-    """Sum importance (weight * scale - nearest value)² over 32 weights."""
+    """Compute Σ importance * (weight * scale - nearest value)² over 32 weights."""
     error = np.float32(0)
     for i in range(32):
         size = abs(weights[i] * scale)
@@ -51,7 +52,7 @@ def exponent_of(number):
 
 @compiled
 def best_exponent(weights, importance):
-    """Return the e of 32 weights with the least weighted error, the larger of equals."""
+    """Return the e with the least weighted error for 32 weights, the larger one of equals."""
     largest = np.float32(0)
     for i in range(32):
         largest = max(largest, abs(weights[i]))
@@ -76,7 +77,7 @@ def encode_block(weights, importance, out):
 
 @compiled
 def code(weight):
-    """Return the code of the value nearest a scaled weight; zero has no sign."""
+    """Return the code of the value nearest to a scaled weight. Zero has no sign."""
     index = 0
     for k in range(7):
         index += abs(weight) > BORDERS[k]

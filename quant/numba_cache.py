@@ -1,6 +1,6 @@
 """An on-disk cache for the searches that Numba compiles, so that each computer compiles them once.
 
-Numba's own cache does not notice edits in the files of a function's callees. This one is in a folder named by a hash of
+Numba's own cache does not notice edits in the files of a function's callees. This one has a folder named by a hash of
 everything that the machine code depends on: all sources of this package, compiler versions, CPU.
 """
 
@@ -21,15 +21,15 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvid
 
 from localllm.quant.cache import cache_folder, make_private
 
-# The compiler may reorder sums, fuse multiply and add, and divide by reciprocals; without that it vectorizes no loops.
+# The compiler may reorder sums, fuse multiply and add, and multiply by reciprocals; otherwise it vectorizes no loops.
 # NaN and infinity keep their meaning. The order of sums is fixed when a loop is compiled, so results are reproducible.
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Callable, name: str = "") -> Callable:
-    """Decorate a function that Numba compiles at its first call, without the GIL, cached on disk.
+    """Decorate a function that Numba compiles at its first call, to run without the GIL, with a cache on disk.
 
-    If the folder cannot be written, every process compiles it anew. name: distinguishes functions made from the same
+    If the folder cannot be written, every process compiles it again. name: distinguishes functions made from the same
     source.
     """
     function.__qualname__ = name or function.__qualname__
@@ -44,7 +44,7 @@ problems: list[str] = []  # at most one message: why machine code could not be c
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """Catch OSError in the block and add it to `problems`; a failing cache only costs time."""
+    """Suppress an OSError in the block and record it in `problems`: without a cache, starts only take longer."""
     try:
         yield
     except OSError as error:
@@ -52,14 +52,14 @@ def noting() -> Iterator[None]:
 
 
 def inlined(function: Callable) -> Callable:
-    """Decorate a function that is compiled into each of its callers, so that its loops see constant bounds."""
+    """Decorate a function that is compiled into each of its callers, so that loop bounds can be constants."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
 
 
 def compiled_encoder(name: str, encode: Callable) -> Callable:
-    """Compile an encoder made for a format, as `compiled` does.
+    """Compile an encoder that was made for a format, as `compiled` does.
 
-    It is inlined into a function of its own, so that its searches see constant bounds, and take 0.8 of the time.
+    It is inlined into a function of its own, so that loop bounds are constants; that takes 0.8 of the time.
     """
     rows = inlined(encode)
     return compiled(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
@@ -67,7 +67,7 @@ def compiled_encoder(name: str, encode: Callable) -> Callable:
 
 @cache
 def code_folder() -> Path:
-    """Return the folder of this computer's machine code, named by a hash of what the code depends on."""
+    """Return the folder of this computer's machine code, named by the hash."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -79,7 +79,7 @@ def code_folder() -> Path:
 
 
 class _Locator(UserProvidedCacheLocator):
-    """A locator that points Numba's cache at our folder."""
+    """A locator that makes Numba's cache use our folder."""
 
     def __init__(self, function: FunctionType, source: str):
         super().__init__(function, source)
@@ -87,26 +87,28 @@ class _Locator(UserProvidedCacheLocator):
 
     @classmethod
     def from_function(cls, function: FunctionType, source: str) -> "_Locator":
-        make_private(code_folder())  # Numba unpickles files from there: whoever can write them can run code
+        make_private(code_folder())  # Numba unpickles files from there, so who can write them can run code
         locator = cls(function, source)
         locator.ensure_cache_path()
         return locator
 
 
 class _Implementation(CompileResultCacheImpl):
+    """Numba's serialization of compiled functions, in our folder."""
+
     _locator_classes = [_Locator]  # noqa: RUF012
 
 
 class _Cache(FunctionCache):
-    """Numba's cache in our folder. A function whose entry cannot be read is compiled again."""
+    """Numba's cache, in our folder. A function whose entry cannot be read is compiled again."""
 
     _impl_class = _Implementation
 
     def _index_key(self, signature, codegen):
-        """Return a key without Numba's hash of the function's closure.
+        """Return the key of a compiled function, without Numba's hash of its closure.
 
-        That hash differs between processes if the closure holds compiled functions. The function's name and the
-        folder's identify it instead.
+        That hash differs between processes if the closure contains compiled functions. The function's name and the name
+        of the folder identify it instead.
         """
         return signature, codegen.magic_tuple()
 
@@ -115,7 +117,7 @@ class _Cache(FunctionCache):
             return super().load_overload(signature, target_context)
         except Exception:  # a damaged file can make unpickling raise anything
             with suppress(OSError):
-                self.flush()  # empties the index, which saving would otherwise read again
+                self.flush()  # clears the index, which saving would otherwise read again
             return None
 
     def save_overload(self, signature, data) -> None:

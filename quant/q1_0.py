@@ -1,6 +1,6 @@
-"""The encoder of Q1_0: blocks of 128 weights, each ±d.
+"""The encoder of Q1_0: blocks of 128 weights, each d or -d.
 
-The best signs are those of the weights x; for them, with importance w, the best d is Σw|x| / Σw.
+The best signs are those of the weights x. For these, with importance w, the best d is Σw|x| / Σw.
 """
 
 import numpy as np

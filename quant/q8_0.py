@@ -1,7 +1,7 @@
 """The encoder of Q8_0: blocks of 32 weights, weight = scale * code.
 
-With 255 codes the error hardly depends on the size of the scale, but on where the weights happen to fall between its
-multiples: trying a few scales above the smallest possible one takes a sixth off the error.
+With 255 codes the error depends little on the size of the scale, but on where the weights happen to lie between its
+multiples: trying a few scales above the smallest possible one reduces the error by a sixth.
 """
 
 import numpy as np
@@ -20,11 +20,13 @@ SCALES = 6  # scales tried: the largest |weight| / 127, / 126, ...; integer divi
 
 @inlined
 def nearest_code(x, inverse):
+    """Return the code nearest to x; inverse: 1 / scale."""
     return min(max(np.rint(x * inverse), -TOP), TOP)
 
 
 @inlined
 def block_error(weights, importance, row, start, scale):
+    """Compute the weighted error of 32 weights for a scale."""
     inverse, error = f32(1) / scale, f32(0)
     for i in range(start, start + 32):
         distance = weights[row, i] - scale * nearest_code(weights[row, i], inverse)
@@ -34,6 +36,7 @@ def block_error(weights, importance, row, start, scale):
 
 @inlined
 def best_scale(weights, importance, row, start, largest):
+    """Return the float16 scale with the least error for 32 weights."""
     best, least = max(nearest_half(largest / TOP), SMALLEST_HALF), HUGE
     for i in range(SCALES):
         scale = max(nearest_half(largest / (TOP - f32(i))), SMALLEST_HALF)

@@ -1,7 +1,7 @@
-"""Recipes such as Q4_K_M, which give each tensor its format by the rules of llama-quantize.
+"""Recipes such as Q4_K_M, which give each tensor a format by the rules of llama-quantize.
 
-A recipe names one format for most matrices. The more sensitive ones get more bits: attn_v and ffn_down, above all in
-the first and last layers, and the output matrix. Vectors, norms and small matrices are not quantized.
+A recipe names one format for most matrices. More sensitive ones get more bits: attn_v and ffn_down, above all in the
+first and last layers, and the output matrix. Vectors, norms and small matrices are not quantized.
 
 Source: llama.cpp's src/llama-quant.cpp; tests compare with its dry runs.
 """
@@ -83,7 +83,7 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "M
 
 
 def find_recipe(text: str) -> Recipe:
-    """Look up a recipe by name, in any case, or number. Raises KeyError."""
+    """Look up a recipe by its name, in any case, or by its number. Raises KeyError."""
     if text.isascii() and text.isdigit():
         return {str(recipe.number): recipe for recipe in RECIPES.values()}[text]
     name = text.upper()
@@ -91,7 +91,7 @@ def find_recipe(text: str) -> Recipe:
 
 
 class ModelFacts(NamedTuple):
-    """The properties of a model that the rules use."""
+    """The properties of a model that the rules depend on."""
 
     arch: str
     layers: int
@@ -102,9 +102,9 @@ class ModelFacts(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, object], importance: bool) -> "ModelFacts":
-        """Read the properties from metadata.
+        """Read the properties from a model's metadata.
 
-        A missing or non-integer value counts as 0; head_count_kv then counts as head_count.
+        A missing or non-integer value counts as 0; a missing head_count_kv counts as head_count.
         """
         arch = str(metadata.get("general.architecture", ""))
 
@@ -124,7 +124,7 @@ class ModelFacts(NamedTuple):
         return cls(arch, layers, number("expert_count"), grouping, is_70b, importance)
 
 
-# ---- the rules. Each gives a format's name, or "" for the recipe's base.
+# ---- the rules. Each returns the name of a format, or "" for the base format of the recipe.
 
 
 class MatrixPlace(NamedTuple):
@@ -136,20 +136,22 @@ class MatrixPlace(NamedTuple):
 
     @property
     def first_eighth(self) -> bool:
+        """Return whether the matrix is in the first eighth of the layers."""
         return self.layer < self.layers // 8
 
     @property
     def last_eighth(self) -> bool:
+        """Return whether the matrix is in the last eighth of the layers."""
         return self.layer >= 7 * self.layers // 8
 
     @property
     def favoured(self) -> bool:
-        """Return whether the layer is in the first or last eighth, or is every third one in between."""
+        """Return whether the layer gets more bits: the first and last eighth, and every third one in between."""
         return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shared(self) -> bool:
-        """Return whether at least 4 query heads share a key-value head: then attn_v is small and matters more."""
+        """Return whether at least 4 query heads share a key-value head. Then attn_v is small and matters more."""
         return self.model.grouping >= 4
 
 
@@ -159,7 +161,7 @@ SMALL = ("IQ2_S", "IQ2_M")
 
 
 def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """Make a table of rules by recipe; a row may name several recipes."""
+    """Make a table of rules by recipe; rows: (names of recipes, separated by spaces, and their rule)."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
@@ -252,7 +254,7 @@ def attention_output_format(recipe: str, at: MatrixPlace) -> str:
 
 
 def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
-    """Choose the format of the output matrix, or of an embedding matrix that serves as one."""
+    """Choose the format of the output matrix, or of an embedding matrix that is also used as one."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
     if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
@@ -272,7 +274,7 @@ FALLBACKS = {  # format with larger blocks -> format with blocks of 32
 
 
 def fit_format(name: str, columns: int) -> str:
-    """Return the format, or its fallback if a row of `columns` weights is not a multiple of its block."""
+    """Return the format, or its fallback if a row of `columns` weights is not whole blocks of the format."""
     if columns % BY_NAME[name].block == 0:
         return name
     name = FALLBACKS.get(name, "F16")
@@ -283,29 +285,33 @@ def fit_format(name: str, columns: int) -> str:
 
 
 class Options(NamedTuple):
-    """The user's overrides. A format is given by name; "" leaves the choice to the recipe."""
+    """The user's overrides. Formats are given by name; "" leaves the choice to the recipe."""
 
-    pure: bool = False  # the base format for every matrix
+    pure: bool = False  # whether every matrix gets the base format
     output: str = ""  # the format of the output matrix
     embedding: str = ""  # the format of the embedding matrix
-    keep_output: bool = False  # do not quantize output.weight
+    keep_output: bool = False  # whether output.weight is not quantized
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()  # (pattern searched in tensor names, format)
     formats: Mapping[str, str] = MappingProxyType({})  # by tensor name
 
 
 class TypeChoice(NamedTuple):
-    """The format of a tensor, and the format wanted for it, which its rows may not fit."""
+    """The format of a tensor, and the format that was wanted for it, which may need longer rows."""
 
     format: str
     wanted: str
 
     @property
     def is_fallback(self) -> bool:
+        """Return whether the tensor gets another format than the wanted one."""
         return self.format != self.wanted
 
 
 class Planner:
-    """Chooses the formats of one model's tensors; it counts them, so call `choose` in the order of `llama_order`."""
+    """Chooses the formats of a model's tensors.
+
+    It counts the matrices of each role, so `choose` must be called in the order of `llama_order`.
+    """
 
     def __init__(self, recipe: Recipe, model: ModelFacts, names: Iterable[str], options: Options):
         roles = [role_of(name) for name in names]
@@ -315,7 +321,7 @@ class Planner:
         self.seen: dict[str, int] = {}
 
     def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
-        """Choose a tensor's format; None if it is not quantized. Raises ValueError if no rule fits the name."""
+        """Choose the format of a tensor; None if it is not quantized. Raises ValueError if no rule fits its name."""
         role = role_of(name)
         if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
@@ -332,13 +338,15 @@ class Planner:
         return TypeChoice(fit_format(wanted, shape[-1]), wanted)
 
     def makes_logits(self, name: str) -> bool:
-        """Return whether the last hidden states are multiplied with this matrix."""
+        """Return whether this matrix computes the logits: output.weight, or a shared embedding matrix."""
         return name == "output.weight" or (name == "token_embd.weight" and self.tied)
 
     def by_pattern(self, name: str) -> str:
+        """Return the format that one of the user's patterns gives a tensor, or ""."""
         return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
 
     def by_rule(self, name: str, shape: tuple[int, ...], role: str) -> str:
+        """Return the format that the recipe's rules give a tensor, or ""."""
         recipe, in_8_bits = self.recipe.name, IN_8_BITS.get(self.model.arch)
         if in_8_bits and in_8_bits.search(name):
             return "Q8_0"
@@ -360,7 +368,10 @@ class Planner:
         return table.get(recipe, lambda at: "")(at)
 
     def place(self, name: str, role: str) -> MatrixPlace:
-        """Return a matrix's position: by counting, or, in models with experts, by the layer in its name."""
+        """Return the position of a matrix among those of its role.
+
+        It is found by counting or, in models with experts, from the layer in the name.
+        """
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
         by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)
@@ -383,7 +394,7 @@ def llama_order(names: Iterable[str]) -> list[str]:
 
 
 def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
-    """Return whether the format is poor for this tensor without an importance matrix."""
+    """Return whether the quality of this format is poor for the tensor without an importance matrix."""
     if role_of(name) in (OUTPUT, EMBEDDING):
         return False
     low = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")

@@ -1,4 +1,4 @@
-"""Tells from a tensor's name whether it is quantized, and its role in the model.
+"""Determines from a tensor's name whether it is quantized, and its role in the model.
 
 Source: llama.cpp's src/llama-quant.cpp; tests compare with its dry runs.
 """
@@ -15,7 +15,7 @@ KEPT = re.compile(  # small or sensitive matrices, which are not quantized
 )
 
 
-KEPT_OF_ARCH = {  # more of them, in one architecture only
+KEPT_OF_ARCH = {  # further matrices that are not quantized, by architecture
     "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's is transposed: llama-quantize breaks the file
     "glm5-next": re.compile(
         r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
@@ -27,9 +27,9 @@ IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
-    """Return whether a tensor is quantized: matrices and stacks are, vectors are not.
+    """Return whether a tensor is quantized: matrices and stacks of matrices are, vectors are not.
 
-    shape: the length of a row last.
+    shape: its last number is the length of a row.
     """
     of_arch = KEPT_OF_ARCH.get(arch)
     is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
@@ -62,7 +62,7 @@ ROLES = [  # (role, substrings of names); the first match counts
 
 
 def role_of(name: str) -> str:
-    """Return the role of a tensor; OTHER for all that no rule distinguishes."""
+    """Return the role of a tensor; OTHER if it has none of the roles above."""
     if name == "output.weight":
         return OUTPUT
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):

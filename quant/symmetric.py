@@ -1,4 +1,4 @@
-"""Search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K.
+"""The search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K.
 
 The search is that of affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may
 be negative, which mirrors the range of codes. In a super-block scale = factor * k, with integers k in -steps..steps -
@@ -20,46 +20,47 @@ from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
 
-START, SPACING = f32(-0.6), f32(0.45)  # see Search; for blocks with 16 codes or more
+START, SPACING = f32(-0.6), f32(0.45)  # see Search; for formats with 16 codes or more
 FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 
 
 class Search(NamedTuple):
     """The range of codes, and the parameters of the search.
 
-    The search tries the scales with which the weight of largest magnitude gets the code bottom - start, top + start,
-    bottom - start - spacing, ...
+    The grid of scales: those with which the weight of largest magnitude gets the code bottom - start, top + start,
+    bottom - start - spacing, top + start + spacing, ...
     """
 
     bottom: f32
     top: f32
-    grid: int  # scales tried in a sub-block
+    grid: int  # number of scales tried in a sub-block
     start: f32
     spacing: f32
-    refits: int  # of each scale tried
-    rounds: int  # of stage 3 at most
+    refits: int  # how often each scale tried is fitted to its codes
+    rounds: int  # most rounds of stage 3
     steps: f32 = ONE  # integers k are -steps .. steps - 1
     reach: int = 0  # stage 3 tries k - reach .. k + reach
 
 
 class SymmetricSuperBlock(NamedTuple):
-    """The state of a search: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+    """The state of a search: x and weight float32 [sub-blocks, size], the other fields [sub-blocks] unless noted."""
 
     x: NDArray
     weight: NDArray
     sum_wxx: NDArray
-    scale: NDArray  # of stage 1, free
-    sum_wll: NDArray  # with the newest codes l
+    scale: NDArray  # the result of stage 1, any float32
+    sum_wll: NDArray  # sums with the latest codes l
     sum_wlx: NDArray
-    k: NDArray  # of stage 3
+    k: NDArray  # the integers of stage 3
     best_k: NDArray
-    grid_scale: NDArray  # [grid], of stage 1
-    factor: NDArray  # [FACTORS], of stage 2
+    grid_scale: NDArray  # [grid], for stage 1
+    factor: NDArray  # [FACTORS], for stage 2
     error: NDArray
 
 
 @inlined
 def new_super_block(blocks, size, search):
+    """Allocate the state for `blocks` sub-blocks of `size` weights."""
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((6, blocks), f32)
     grid, factors = np.zeros(search.grid, f32), np.zeros((2, FACTORS), f32)
     return SymmetricSuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
@@ -67,24 +68,29 @@ def new_super_block(blocks, size, search):
 
 @inlined
 def nearest_code(x, inverse, bottom, top):
+    """Return the code nearest to x; inverse: 1 / scale."""
     return min(max(np.rint(x * inverse), bottom), top)
 
 
 @inlined
 def inverse_of(scale):
+    """Return 1 / scale; 0 if the scale is 0."""
     return ONE / scale if scale != ZERO else ZERO
 
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * `unit` (a power of two) is a float16, and 0 only if `value` is 0."""
+    """Round `value` so that value * unit is a float16; unit: a power of two.
+
+    The result is 0 only if `value` is 0.
+    """
     size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
 
 @inlined
 def code_sums(x, weight, b, scale, bottom, top):
-    """Sum w l l and w l x over sub-block b with the nearest codes l."""
+    """Compute Σwll and Σwlx over sub-block b, with the nearest codes l."""
     inverse = inverse_of(scale)
     wll, wlx = ZERO, ZERO
     for i in range(x.shape[1]):
@@ -97,13 +103,13 @@ def code_sums(x, weight, b, scale, bottom, top):
 
 @inlined
 def predict_error(wxx, wll, wlx, scale):
-    """Compute the error Σw(x - scale * l)² from the sums."""
+    """Compute the error Σw(x - scale * l)² from the sums Σwxx, Σwll, Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
 
 @inlined
 def search_block(s, b, search):
-    """Find the scale of sub-block b and the sums over its codes (stage 1)."""
+    """Find the scale of sub-block b, and the sums over its codes (stage 1)."""
     x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
     lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
     for i in range(x.shape[1]):
@@ -112,8 +118,8 @@ def search_block(s, b, search):
     s.sum_wxx[b] = wxx
     extreme = largest if largest > -lowest else lowest
     for step in range(search.grid):
-        beyond = search.start + search.spacing * f32(step // 2)
-        s.grid_scale[step] = extreme / (top + beyond if step % 2 else bottom - beyond)
+        margin = search.start + search.spacing * f32(step // 2)
+        s.grid_scale[step] = extreme / (top + margin if step % 2 else bottom - margin)
     least = HUGE
     for refit in range(search.refits):  # the outer loop, so that the processor works on several scales at once
         for step in range(search.grid):
@@ -128,7 +134,7 @@ def search_block(s, b, search):
 
 @compiled
 def search_plain_block(s, search, unit):
-    """Find the float16 scale of a block: sub-block 0 of s."""
+    """Find the float16 scale of a block without sub-blocks (sub-block 0 of s)."""
     search_block(s, 0, search)
     scale, best, least = s.scale[0], ZERO, HUGE
     for _ in range(search.rounds):
@@ -144,7 +150,10 @@ def search_plain_block(s, search, unit):
 
 @inlined
 def first_factor(s, steps, unit):
-    """Find the factor whose multiples come nearest to the scales by predicted error, and the integers (stage 2)."""
+    """Find the factor whose multiples come nearest to the scales, by the predicted error (stage 2).
+
+    The nearest integers k for it are written to s.k.
+    """
     lowest, largest = s.scale[0], s.scale[0]
     for b in range(s.k.size):
         lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])
@@ -166,7 +175,7 @@ def first_factor(s, steps, unit):
 
 @inlined
 def round_block(s, b, search, factor):
-    """Choose the integer k of sub-block b near its present one; update its sums, return the error (stage 3)."""
+    """Choose the integer k of sub-block b near the present one, and update its sums; return the error (stage 3)."""
     start_k, least = s.k[b], HUGE
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
@@ -202,7 +211,7 @@ def search_super_block(s, search, unit):
 
 
 def super_blocks(name, *how, **more):
-    """Make the encoder of a format with a float16 factor and an integer scale per sub-block.
+    """Make the encoder of a format with super-blocks: d for a block, an integer scale for each sub-block.
 
     how, more: the fields of Search except bottom, top and steps.
     """
@@ -256,13 +265,13 @@ def plain_blocks(name, grid=12, start=START, spacing=SPACING):
 
 
 def codes_of(layout):
-    """Return the lowest and the highest code minus the centre, as float32."""
+    """Return the lowest and the highest code, minus the centre, as float32."""
     return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
 
 
 @inlined
 def put_codes(put, out, x, b, scale, bottom, top):
-    """Store the nearest codes of sub-block b."""
+    """Store the nearest codes of sub-block b to the bytes `out` of a block."""
     inverse = inverse_of(scale)
     for i in range(x.shape[1]):
         code = np.uint8(nearest_code(x[b, i], inverse, bottom, top) - bottom)

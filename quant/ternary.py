@@ -1,12 +1,12 @@
-"""TQ1_0 and TQ2_0: weights of -1, 0 or 1 times the d of a block of 256, for models trained that way.
+"""TQ1_0 and TQ2_0: weights of -d, 0 or d, with a d for 256 weights, for models trained that way.
 
-A byte of TQ1_0 holds 5 base-3 digits, each weight / d + 1. It stores their number as a fraction: number / 243 * 256,
+A byte of TQ1_0 holds 5 base-3 digits, each weight / d + 1, whose number is stored as a fraction: number / 243 * 256,
 rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times those 8 bits the second, and so on.
 TQ2_0 stores the digits as codes of 2 bits.
 
-The search: weights larger than a border become ±d, the others 0. Then the best d is Σw|x| / Σw over the larger ones,
-which takes (Σw|x|)² / Σw off the error Σwx². The best of BORDERS is refined: border = d / 2 and the best d for it in
-turns.
+The search: weights larger than a border become d or -d, the others 0. Then the best d is Σw|x| / Σw over the larger
+ones, which reduces the error Σwx² by (Σw|x|)² / Σw. The best of BORDERS is refined: border = d / 2, and the best d for
+it, in turns.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ TURNS = 16
 
 @compiled
 def above(x, w, border):
-    """Return (Σw|x|, Σw) over those of 256 weights with |x| > border."""
+    """Return (Σw|x|, Σw) over those of 256 weights whose magnitude exceeds the border."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         size = abs(x[i])
@@ -46,7 +46,7 @@ def above(x, w, border):
 
 @compiled
 def first_d(x, w):
-    """Return the best d for the codes of the best of BORDERS; 0 if all weights are 0."""
+    """Return the best d for the codes that the best of BORDERS gives; 0 if all weights are 0."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         product += w[i] * x[i] * x[i]
@@ -62,8 +62,8 @@ def first_d(x, w):
 
 @compiled
 def best_d(x, w, unit):
-    """Return the float16 d with the least error; weights are in units of `unit`."""
-    best, least = np.float32(0), np.float32(0)  # the error less Σwx²; with d = 0 all weights are 0
+    """Return the float16 d with the least error for 256 weights, which are divided by `unit`."""
+    best, least = np.float32(0), np.float32(0)  # the error minus Σwx²; with d = 0 all weights are 0
     d = first_d(x, w)
     for _ in range(TURNS):
         stored = nearest_half(d * unit)
@@ -79,7 +79,7 @@ def best_d(x, w, unit):
 
 @compiled
 def prepare(weights, importance, row, start, x, codes):
-    """Fill `codes` with 0, 1, 2 for the 256 weights from `start` on, and return d."""
+    """Choose d for the 256 weights of a row from `start` on; write their codes, 0, 1 or 2, and return d."""
     unit = normalize(weights, row, start, 256, x)
     d = best_d(x, importance[start : start + 256], unit) if unit > 0 else np.float32(0)
     border = d / unit * np.float32(0.5) if d > 0 else np.float32(2)
@@ -90,7 +90,7 @@ def prepare(weights, importance, row, start, x, codes):
 
 @inlined
 def pack_digits(codes, bytes, digits, out):
-    """Pack codes [digits, bytes] to one byte for each column."""
+    """Pack digits [digits, bytes] to one byte for each column."""
     for i in range(bytes):
         number = 0
         for n in range(digits):
@@ -102,12 +102,14 @@ def pack_digits(codes, bytes, digits, out):
 
 @inlined
 def pack_tq1_0(codes, out):
+    """Pack the codes of 256 weights to the bytes of a block of TQ1_0."""
     for first, byte, bytes, digits in TRITS:
         pack_digits(codes[first:], bytes, digits, out[byte:])
 
 
 @inlined
 def pack_tq2_0(codes, out):
+    """Pack the codes of 256 weights to the bytes of a block of TQ2_0."""
     for first in range(0, 256, 32):
         for i in range(32):
             put_code(out, first, i, codes[first + i])
@@ -115,6 +117,10 @@ def pack_tq2_0(codes, out):
 
 @inlined
 def encode_rows(weights, importance, out, block_bytes, d_at, pack):
+    """Encode float32 [rows, columns] to uint8 [rows, bytes].
+
+    d_at: offset of d in a block; pack: packs the codes of a block.
+    """
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
