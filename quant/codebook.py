@@ -86,8 +86,7 @@ def round_to_levels(x, w, inverse, shift, book, group):
 def best_neighbour(size, w, start, doubled, book, point):
     """Return which of a point's neighbours v has the greatest score Σ v (2 w value - w v), that is, the least error.
 
-    Scores are compared as integers whose lowest 4 bits are replaced by the neighbour's index, so that one maximum finds
-    both.
+    A score's lowest 4 bits are replaced by the neighbour's index, so that one maximum of integers finds both.
     """
     most = np.int32(-0x80000000)
     for k in range(NEIGHBOURS):
@@ -104,7 +103,7 @@ def best_neighbour(size, w, start, doubled, book, point):
 def fit_vectors(size, x, w, inverse, shifts, book, group):
     """Do the work of `fit` for vectors of `size` weights, a constant for the compiler.
 
-    Several short loops take 5 ns a weight, one long loop 8, because the CPU overlaps the iterations of short ones.
+    Several short loops take 5 ns a weight, one long loop 8: the CPU overlaps the iterations of short ones.
     """
     vectors = group.codes.size
     for s in range(shifts.size):
@@ -147,10 +146,7 @@ def fit(x, w, inverse, shifts, book, group):
 
 @compiled
 def best_scale(x, w, targets, shifts, book, group):
-    """Return the scale that reduces a group's error most, and its gain; (0, 0) if all weights are 0.
-
-    targets: values that the largest weight is scaled to, to begin with.
-    """
+    """Return the scale that reduces the error of a group most, and its gain; both are 0 if all weights are 0."""
     largest = np.float32(0)
     for i in range(x.size):
         largest = max(largest, abs(x[i]) if w[i] > 0 else np.float32(0))
@@ -178,7 +174,7 @@ def nearest_multiple(ratio, largest):
 
 @compiled
 def choose_d(scales, gains, largest, shares):
-    """Choose the d whose multiples suit the scales of all groups best; largest: the largest multiple.
+    """Choose the d whose multiples, up to `largest`, suit the scales of all groups best.
 
     Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d a
     group gains about gain * (1 - (1 - multiple * d / scale)²).

@@ -368,10 +368,7 @@ class Planner:
         return table.get(recipe, lambda at: "")(at)
 
     def place(self, name: str, role: str) -> MatrixPlace:
-        """Return the position of a matrix among those of its role.
-
-        It is found by counting or, in models with experts, from the layer in the name.
-        """
+        """Return a matrix's position among those of its role: counted or, in models with experts, from its name."""
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
         by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)

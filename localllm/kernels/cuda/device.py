@@ -1,9 +1,8 @@
 """Device functions and intrinsics for CUDA kernels: memory by address, dot products of bytes, exchange within a warp.
 
-As on the CPU, memory is addressed by int64, every argument of a kernel is an int64, and kernels check nothing. Each
-function exists twice: as instructions for the GPU, and as Python for Numba's simulator, where an address is one of the
-host's and a lane is a greenlet (tests/support/simulated.py). A warp of the simulator may be smaller, which makes it
-faster, so kernels take its size from WARP.
+Memory is addressed by int64, and nothing is checked, as on the CPU. Each function exists twice: as instructions for the
+GPU, and as Python for Numba's simulator, where an address is one of the host's and a lane is a greenlet
+(tests/support/simulated.py). A warp of the simulator may be smaller, which makes it faster: kernels use WARP.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ if SIMULATED:
     from numba.cuda.simulator import kernel as simulator
 
     class RunningKernel:
-        """The module `cuda` as device functions see it in the simulator: that of the kernel that is running."""
+        """The module `cuda` of the running kernel, as device functions see it in the simulator."""
 
         def __getattr__(self, name):
             return getattr(simulator._get_kernel_context(), name)
@@ -28,9 +27,8 @@ if SIMULATED:
     def device(function):
         """Decorate a function that kernels call. Functions that use `cuda` need this in the simulator.
 
-        Numba's own simulator puts the kernel's `cuda` into the function's module during the call, and removes it when
-        the first of several threads has returned. numba-cuda's simulator runs one thread at a time to avoid that, which
-        costs half of the time.
+        Numba's simulator adds the kernel's `cuda` to the function's module for a call, and removes it when the first of
+        several threads returns. numba-cuda's runs one thread at a time to avoid that, which costs half of the time.
         """
         if "cuda" in function.__globals__:
             function.__globals__["cuda"] = RunningKernel()
@@ -65,7 +63,7 @@ if SIMULATED:
         return load
 
     def poke_vector(kind, convert):
-        """Make a function that stores four 4-byte numbers at once; the address is a multiple of 16."""
+        """Make a function that stores four 4-byte numbers at once, to a multiple of 16."""
 
         def store(address, a, b, c, d):
             assert address % 16 == 0, "a vector store that is not aligned"
@@ -107,10 +105,7 @@ if SIMULATED:
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Select four of the eight bytes of a and b (PRMT); bytes 0 to 3 are those of a.
-
-        selector: the low 3 bits of each of its lowest four nibbles are the index of a byte.
-        """
+        """Select four of the bytes of a (0 to 3) and of b (4 to 7), by the nibbles of `selector` (PRMT)."""
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
@@ -124,7 +119,7 @@ if SIMULATED:
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
     def f16_pair(bits):
-        """Convert two float16, in the low and high half of an int32, to float32."""
+        """Convert two float16, the low and the high half of an int32, to float32."""
         return f16_value(bits), f16_value(bits >> 16)
 
     def exp2(x):
@@ -176,7 +171,7 @@ else:
     GLOBAL = 1  # address space
 
     def make_shared_memory_internal(module):
-        """Give a module's shared memory internal linkage.
+        """Give shared memory internal linkage.
 
         Each function that calls another is linked with a copy of it, which would define the memory several times
         otherwise.
@@ -277,11 +272,7 @@ else:
         return types.void(types.int64, *[types.float32] * 4), code
 
     def assembly(text, constraints, result, *kinds, volatile=False):
-        """Return the type and the code of an intrinsic that is some instructions of PTX.
-
-        constraints: LLVM's, of its operands; result, kinds: the types of its result and arguments; volatile: whether
-        the instructions may be neither moved nor removed.
-        """
+        """Return the type and the code of an intrinsic: PTX instructions (`volatile`: neither moved nor removed)."""
 
         def code(context, builder, signature, arguments):
             llvm = [context.get_value_type(kind) for kind in kinds]

@@ -44,10 +44,10 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """Return an intrinsic that shifts pairs of bytes, as 16-bit words, left or right.
+    """Return an intrinsic that shifts pairs of bytes, as 16-bit words, left or right, by `amounts`, which repeat.
 
-    amounts: by how many bits, for the first words; they repeat. Bits that leave a byte enter its neighbour, so the
-    caller masks them before or after. There are instructions for words; shifting single bytes takes seven.
+    Bits that leave a byte enter its neighbour: mask them before or after. Shifting single bytes takes seven
+    instructions.
     """
 
     def shift(builder, value):
@@ -105,8 +105,8 @@ def make_gather_planes(stride):
 def gathered(builder, address, stride, size, count):
     """Gather `count` times `size` 16-bit words, at address, address + stride, ...: count * size lanes.
 
-    With AVX-512, 64-byte vectors are loaded, and one shuffle takes the words from two of them. Inserting words one by
-    one takes two instructions for each: 32 of these were a third of the time of two rows of Q4_1.
+    With AVX-512, one shuffle takes words from two 64-byte loads. Inserting words one by one takes two instructions for
+    each: 32 of these were a third of the time of two rows of Q4_1.
     """
     end = (count - 1) * stride + 2 * size
     places = windows(stride, size, count, end)
@@ -157,7 +157,7 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 def make_gather_powers(stride, bias):
     """Return an intrinsic (address) -> f32x8: 2 ** (byte - bias) for eight bytes, `stride` bytes apart.
 
-    Each power is a product of two, because 2 ** -128 is too small for a normal float.
+    Each is a product of two powers, because 2 ** -128 is subnormal.
     """
 
     def gather(builder, address):
@@ -241,9 +241,9 @@ def make_reflect(masks, total):
 
 
 def make_fields(width):
-    """Return an intrinsic (u8x32) that unpacks four bit fields from each 4-byte word, one to each of its bytes.
+    """Return an intrinsic (u8x32) that moves the four lowest fields of each 4-byte word to its bytes.
 
-    width: bits of a field; the fields are the word's lowest 4 * width bits.
+    width: in bits.
     """
 
     def fields(builder, value):
@@ -372,10 +372,7 @@ def lookup_bytes(builder, table, codes):
 
 
 def picked_bytes(builder, value, order):
-    """Pick 16 bytes from each 16-byte quarter of `value`, for AVX-512.
-
-    order: 64 indices within the quarters, None for a zero byte.
-    """
+    """Pick bytes of each 16-byte quarter, with AVX-512; order: 64 indices within quarters, None for a zero byte."""
     indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
     return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
 
@@ -391,10 +388,7 @@ def make_lookup(*table):
 
 
 def make_nibble_values(values):
-    """Return an intrinsic (codes, bit) -> f32x16 that replaces 4-bit codes by entries of a table.
-
-    The codes begin at bit `bit` (0 or 4) of each byte; values: 16 signed bytes.
-    """
+    """Return an intrinsic (codes, bit) -> f32x16: entries of `values` for the 4-bit codes from bit `bit` on."""
 
     def named(builder, codes, bit):
         codes = builder.lshr(codes, splat_value(builder, u8x16.llvm, builder.trunc(bit, I8)))
