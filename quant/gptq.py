@@ -74,16 +74,16 @@ def factor(m: np.ndarray, threads: int) -> None:
     """
     with ThreadPoolExecutor(threads) as pool:
         for part in reversed(spans(len(m))):
-            behind, fixed = slice(part.stop, len(m)), m[part, part.stop :].T
-            last = (m[part, part] - m[part, behind] @ fixed).astype(np.float64)
+            later, fixed = slice(part.stop, len(m)), m[part, part.stop :].T
+            last = (m[part, part] - m[part, later] @ fixed).astype(np.float64)
             root = np.linalg.cholesky(last[::-1, ::-1])[::-1, ::-1]
             inverse = np.linalg.inv(root).T.astype(np.float32)
 
-            def update_rows(rows: slice, part=part, behind=behind, fixed=fixed, inverse=inverse) -> None:
-                m[rows, part] = (m[rows, part] - m[rows, behind] @ fixed) @ inverse
+            def update_rows(rows: slice, part=part, later=later, fixed=fixed, inverse=inverse) -> None:
+                m[rows, part] = (m[rows, part] - m[rows, later] @ fixed) @ inverse
 
             list(pool.map(update_rows, spans(part.start)))
-            m[part, part], m[behind, part] = root, 0
+            m[part, part], m[later, part] = root, 0
 
 
 class Feedback:

@@ -104,13 +104,13 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
     means = np.empty((columns, columns), np.float32)
 
     def sum_panel(first: int) -> None:
-        mine, behind = slice(first, first + PANEL), slice(first, columns)
-        sums = np.zeros((len(range(columns)[mine]), columns - first))
+        panel, later = slice(first, first + PANEL), slice(first, columns)
+        sums = np.zeros((len(range(columns)[panel]), columns - first))
         with np.errstate(over="ignore", invalid="ignore"):
             for piece, part in zip(pieces, parts, strict=True):
-                sums += (piece[:, mine] if part is None else piece[:, mine] * part).T @ piece[:, behind]
-            means[mine, behind] = sums / count
-        means[behind, mine] = means[mine, behind].T
+                sums += (piece[:, panel] if part is None else piece[:, panel] * part).T @ piece[:, later]
+            means[panel, later] = sums / count
+        means[later, panel] = means[panel, later].T
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(sum_panel, range(0, columns, PANEL)))

@@ -17,8 +17,7 @@ begin:
     high     the high bits of the codes, from the lowest bits of a byte up
              IQ2_S: 2 bits each. IQ3_S: 1 bit each. IQ1_M: 3 bits, and the sign of an octet's shift (set: minus)
     signs    a bit for each weight (set: minus). A sign code has 7 bits for an octet; the eighth sign makes the number
-      of
-             minus signs even
+             of minus signs even
     scales   4 bits for each group, the low half of a byte first
              IQ2_XXS, IQ3_XXS: a 32-bit word for every 32 weights, 4 sign codes and the scale in the top 4 bits
              IQ1_S: 16 bits for every 32 weights, 3 high bits of each of 4 codes, a scale of 3 bits, the shift's sign

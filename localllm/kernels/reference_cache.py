@@ -108,11 +108,11 @@ class ReferenceCache:
         moving = np.flatnonzero(turn.frequencies)  # pairs of frequency 0 do not rotate, and some overlap other pairs
         u, v = turn.step * moving, turn.step * moving + turn.apart
         cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
-        turned = keys.copy()
-        turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
-        turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[state][0])
-        self._layers[state] = [turned, *values]
+        rotated = keys.copy()
+        rotated[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
+        rotated[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
+        rotated[first:end] = rounded(rotated[first:end], self._kv_type[0], self._rotations[state][0])
+        self._layers[state] = [rotated, *values]
 
     def close(self) -> None:
         """Drop all arrays."""

@@ -28,8 +28,7 @@ class Library:
 
     Attributes:
         addresses: of the kernels, by name.
-        warning: one line that says why compiled kernels could not be cached, so that the next start compiles again; or
-          None.
+        warning: one line that says why compiled kernels could not be cached (the next start compiles again), or None.
     """
 
     def __init__(

@@ -134,11 +134,11 @@ def walk(job, run, thread):
 
 
 @device
-def sleep(job, seen):
-    """Sleep until the number of the run is no longer `seen`, or until threads must end."""
+def sleep(job, number):
+    """Sleep until the number of the run is no longer `number`, or until threads must end."""
     call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
     atomic_add(at(job, JOB.sleepers), 1)
-    while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
+    while atomic_load(at(job, JOB.run)) == number and atomic_load(at(job, JOB.stop)) == 0:
         call(job, JOB.wait, at(job, JOB.wake_condition), at(job, JOB.sleep_mutex))
     atomic_add(at(job, JOB.sleepers), -1)
     call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)

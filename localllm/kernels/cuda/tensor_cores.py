@@ -44,14 +44,14 @@ if SIMULATED:
         ]
 
         def multiply(c, a, words, at):
-            everyone = warp_exchange((a, [words[at + place] for place in places]))
-            of_a = np.array([one for one, _ in everyone], np.int32).view(np.float16).astype(np.float32)
-            of_b = np.array([one for _, one in everyone], np.int32).view(np.float16).astype(np.float32)
+            all_lanes = warp_exchange((a, [words[at + place] for place in places]))
+            of_a = np.array([one for one, _ in all_lanes], np.int32).view(np.float16).astype(np.float32)
+            of_b = np.array([one for _, one in all_lanes], np.int32).view(np.float16).astype(np.float32)
             left = of_a.reshape(8, 4, steps, 2, 2, 2).transpose(4, 0, 2, 3, 1, 5).reshape(16, 16 * steps)
             right = of_b.reshape(8, 4, tiles, steps, 2, 2).transpose(3, 4, 1, 5, 2, 0).reshape(16 * steps, 8 * tiles)
             g, t = lane() // 4, lane() % 4
-            mine = (left @ right).reshape(2, 8, tiles, 4, 2)[:, g, :, t].transpose(1, 0, 2)
-            return tuple((np.array(c, np.float32) + mine.reshape(-1)).tolist())
+            own_numbers = (left @ right).reshape(2, 8, tiles, 4, 2)[:, g, :, t].transpose(1, 0, 2)
+            return tuple((np.array(c, np.float32) + own_numbers.reshape(-1)).tolist())
 
         return multiply
 

@@ -75,7 +75,7 @@ else:
         def typed(*arguments):
             """Return the signature of the intrinsic for arguments of these types, and its code."""
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
-            taken = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
+            argument_types = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
 
             def code(context, builder, signature, values):
                 results = []
@@ -83,7 +83,7 @@ else:
                     pairs = zip(values, is_item, strict=True)
                     items = [builder.extract_value(value, i) if item else value for value, item in pairs]
                     index = context.get_constant(types.int64, i)
-                    one = result(types.int64, *taken)
+                    one = result(types.int64, *argument_types)
                     results.append(context.compile_internal(builder, function, one, [index, *items]))
                 if result is types.none:
                     return context.get_dummy_value()

@@ -173,8 +173,8 @@ def with_fifth_bits(builder, nibbles, address, distance):
     flags = ir.Constant(BYTES, [1, 2, 4, 8, 16, 32, 64, -128] * 4)
     for part, codes in enumerate(nibbles):
         places = [16 * half + 2 * part + i // 8 for half in (0, 1) for i in range(16)]
-        mine = builder.and_(shuffled(builder, bits, bits, places), flags)
-        is_set = builder.sext(builder.icmp_signed("==", mine, flags), BYTES)
+        own_bits = builder.and_(shuffled(builder, bits, bits, places), flags)
+        is_set = builder.sext(builder.icmp_signed("==", own_bits, flags), BYTES)
         yield builder.or_(codes, masked(builder, is_set, 16))
 
 

@@ -310,8 +310,8 @@ def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
     codes = builder.and_(codes, constant_like(codes, 15))
     lanes = ir.Constant(i32x16.llvm, [1 << lane for lane in range(16)])
-    mine = builder.and_(splat_value(builder, i32x16.llvm, builder.trunc(fifth, I32)), lanes)
-    sixteen = builder.select(builder.icmp_signed("==", mine, lanes), constant_like(codes, 16), constant_like(codes, 0))
+    flag = builder.and_(splat_value(builder, i32x16.llvm, builder.trunc(fifth, I32)), lanes)
+    sixteen = builder.select(builder.icmp_signed("==", flag, lanes), constant_like(codes, 16), constant_like(codes, 0))
     return multiply_add(builder, builder.sitofp(builder.or_(codes, sixteen), f32x16.llvm), scale, minimum)
 
 

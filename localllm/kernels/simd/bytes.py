@@ -345,8 +345,8 @@ transpose_quads = make_transpose(ir.VectorType(I64, 8))  # 8 columns of 16 words
 def keep_lanes(builder, value, count, other):
     """Return `value` in the first `count` lanes (none if negative), `other` in the rest."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
-    kept = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
-    return builder.select(kept, value, splat_value(builder, f32x16.llvm, other))
+    is_kept = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
+    return builder.select(is_kept, value, splat_value(builder, f32x16.llvm, other))
 
 
 @operation(f32x16, f32x16, types.int64, types.float32)

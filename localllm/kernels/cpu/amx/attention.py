@@ -61,17 +61,17 @@ def make_pack_keys(load):
     """
 
     @device
-    def pack_keys(keys, count, token_bytes, padded, turned, tiles):
+    def pack_keys(keys, count, token_bytes, padded, transposed, tiles):
         low = (padded + 31) // 32 * TILE
         for i in range(0, count, 16):
             for d in range(0, padded, 32):
                 for t in range(16):
                     key = keys + (i + t) * token_bytes
                     y = load(key, d + 16) if d + 16 < padded else zero_f32x16()
-                    store_planes(turned + t * 64, TILE, load(key, d), y)
+                    store_planes(transposed + t * 64, TILE, load(key, d), y)
                 target = tiles + i // 16 * 2 * low + d // 32 * TILE
-                transpose_f32(turned, 64, target)
-                transpose_f32(turned + TILE, 64, target + low)
+                transpose_f32(transposed, 64, target)
+                transpose_f32(transposed + TILE, 64, target + low)
 
     return pack_keys
 
@@ -122,8 +122,9 @@ def make_many(load_key, load_value):
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
         """Compute the scores, f32 [rows][KEYS]. Up to 15 keys beyond `count` are read, too."""
-        registers, turned, low = tiles - TILE_REGISTERS, tiles - TILE_REGISTERS - 2 * TILE, (padded + 31) // 32 * TILE
-        pack_keys(keys, count, token_bytes, padded, turned, tiles)
+        registers, low = tiles - TILE_REGISTERS, (padded + 31) // 32 * TILE
+        transposed = registers - 2 * TILE
+        pack_keys(keys, count, token_bytes, padded, transposed, tiles)
         for i in range(0, count, 32):
             for r in range(0, rows, 32):
                 x, y, z = q + r // 16 * 2 * low, tiles + i // 16 * 2 * low, scores + r * STRIDE + i * 4

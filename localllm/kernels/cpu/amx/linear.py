@@ -44,8 +44,8 @@ def places(scratch):
     In order: slabs of weights, sums, a transposed tile, the arguments of UNPACK, one row, tile registers.
     """
     sums = scratch + TILE_SLABS * SLAB_BYTES
-    turned = sums + TILE_SLABS * SUMS_BYTES
-    return scratch, sums, turned, turned + TILE, turned + TILE + 64, turned + 2 * TILE + 64
+    transposed = sums + TILE_SLABS * SUMS_BYTES
+    return scratch, sums, transposed, transposed + TILE, transposed + TILE + 64, transposed + 2 * TILE + 64
 
 
 def make_multiply(panels, exact):
@@ -139,14 +139,14 @@ def make_finish(product):
     """Make a function that writes the sums of `tokens` tokens, from number `first` on, to y."""
 
     @device
-    def finish(a, row, first, tokens, sums, turned):
+    def finish(a, row, first, tokens, sums, transposed):
         y_stride, rows = argument(a, product.y_stride), argument(a, product.rows) - row
         for t in range(0, tokens, PANEL_TOKENS):
             for half in range(2 if rows > 16 else 1):
-                transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, turned)
+                transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, transposed)
                 y = argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
                 for i in range(min(PANEL_TOKENS, tokens - t)):
-                    store_f32x16(y + i * y_stride, load_f32x16(turned + i * 64))
+                    store_f32x16(y + i * y_stride, load_f32x16(transposed + i * 64))
 
     return finish
 
@@ -160,7 +160,7 @@ def make_tile(product):
 
     @device
     def tile(a, row, slabs, first, tokens, exact, scratch):
-        weights, sums, turned, _, _, registers = places(scratch)
+        weights, sums, transposed, _, _, registers = places(scratch)
         columns, panels = argument(a, product.columns), (tokens + PANEL_TOKENS - 1) // PANEL_TOKENS
         for column in range(0, columns, TILE_SLAB):
             width = min(TILE_SLAB, columns - column)
@@ -175,7 +175,7 @@ def make_tile(product):
                     slab, place = weights + i * SLAB_BYTES, sums + i * SUMS_BYTES + panel * 2 * TILE
                     multiply(registers, slab, two, width, column == 0, place, at_once, exact)
         for i in range(slabs):
-            finish(a, row + i * ROWS, first, tokens, sums + i * SUMS_BYTES, turned)
+            finish(a, row + i * ROWS, first, tokens, sums + i * SUMS_BYTES, transposed)
 
     return tile
 

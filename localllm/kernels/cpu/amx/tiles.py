@@ -257,7 +257,7 @@ def narrow_pair(builder, x, y):
 
 
 def left_over(builder, rounded_pair, x, y):
-    """Compute the rounding errors of x and y, in BF16; pair: x and y in BF16."""
+    """Compute the rounding errors of x and y, in BF16; rounded_pair: x and y, rounded to BF16."""
     halves = (widen_bf16(builder, slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 

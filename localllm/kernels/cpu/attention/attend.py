@@ -68,13 +68,13 @@ def padded(numbers):
 
 
 @device
-def places(scratch, key_dim, value_dim, more):
+def places(scratch, key_dim, value_dim, extra_bytes):
     """Return the addresses of a unit's buffers in scratch memory.
 
     In order: q, keys and values of a block as the products need them ("tiles"), scores, output, and the states of rows.
-    more: bytes before the tiles that the products of many rows need.
+    extra_bytes: bytes before the tiles that the products of many rows need.
     """
-    tiles = scratch + ATTEND_ROWS * key_dim * 4 + more
+    tiles = scratch + ATTEND_ROWS * key_dim * 4 + extra_bytes
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
     output = scores + ATTEND_ROWS * ATTEND_KEYS * 4
     return scratch, tiles, scores, output, output + ATTEND_ROWS * value_dim * 4

@@ -168,7 +168,7 @@ def store_five_bits(address, low, high):
 
 @device
 def clamped(codes, top):
-    """Clamp whole numbers to 0 to `top`, as integers."""
+    """Clamp whole numbers to the range from 0 to `top`; return them as integers."""
     return int_f32x16(max_f32x16(min_f32x16(codes, splat_f32x16(top)), zero_f32x16()))
 
 

@@ -87,16 +87,16 @@ def add_sequence(a, sequence, unit, splits, span):
     )
     group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
     start, rows, at_once = length - count, count * group, rows_at_once(count, group)
-    lowest, least = first_key(a, sequence, start) // span * span, lowest_seen(a, sequence)
+    lowest, first_seen = first_key(a, sequence, start) // span * span, lowest_seen(a, sequence)
     for kv_head in range(argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
-            here = min(at_once, rows - row)
-            begin, last = first_key(a, sequence, start + row // group), start + (row + here - 1) // group
+            unit_rows = min(at_once, rows - row)
+            begin, last = first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
             end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 table = argument(sequence, SEQUENCE.table)
-                unit = add_unit(unit, table, kv_head, first * group + row, here, least, lower, upper, split)
+                unit = add_unit(unit, table, kv_head, first * group + row, unit_rows, first_seen, lower, upper, split)
     return unit
 
 

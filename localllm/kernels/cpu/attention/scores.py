@@ -50,9 +50,10 @@ def subtract_distances(scores, keys, slope, distance):
 
 @device
 def add_biases(scores, keys, biases, reach, relative):
-    """Add a head's biases, times log2(e), to scores. behind: the first key's position minus the query's.
+    """Add a head's biases, times log2(e), to scores.
 
-    biases: by position of the key relative to the query, see ATTEND in arguments.py.
+    biases: by position of the key relative to the query, see ATTEND in arguments.py; relative: the first key's position
+    minus the query's.
     """
     factor = splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
@@ -75,12 +76,12 @@ def mask_outside(scores, keys, hidden, visible):
 def mask_unselected(scores, keys, bits):
     """Set the scores of keys whose bits are not set to minus infinity; bits: address of the first key's bit."""
     for i in range(0, keys, 16):
-        some = load_u16(bits + i // 8)
-        if some == 0:
+        flags = load_u16(bits + i // 8)
+        if flags == 0:
             store_f32x16(scores + i * 4, splat_f32x16(MINUS_INFINITY))
-        elif some != 65535:
+        elif flags != 65535:
             for lane in range(16):
-                if some >> lane & 1 == 0:
+                if flags >> lane & 1 == 0:
                     store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
 
 

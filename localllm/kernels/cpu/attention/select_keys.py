@@ -71,15 +71,15 @@ def write_bits(scores, blocks, block, count, least, left, y):
     Of the blocks whose score equals `least`, the first `left` are selected, too. Keys after the last block are always
     selected.
     """
-    sees = True
+    is_selected = True
     for first in range(0, count, 32):
         word = 0
         for i in range(first, min(first + 32, count)):
             if i % block == 0:
                 number = ordered(scores + i // block * 4) if i // block < blocks else ONES
-                sees = i // block >= blocks or number > least or (number == least and left > 0)
+                is_selected = i // block >= blocks or number > least or (number == least and left > 0)
                 left -= 1 if number == least else 0
-            word |= 1 << (i - first) if sees else 0
+            word |= 1 << (i - first) if is_selected else 0
         store_i32(y + first // 8, word)
 
 
@@ -114,8 +114,8 @@ def make(format_name):
             for d in range(0, columns * 4, 64):
                 products = fma_f32x16(load_f32x16(x + d), load_f32x16(row + d), products)
             product = sum_f32x16(products)
-            above = float32(0.0) if product < 0 else product  # NaN stays
-            total += load_f32(weights + head * 4) * above
+            positive = float32(0.0) if product < 0 else product  # NaN stays
+            total += load_f32(weights + head * 4) * positive
         return total
 
     @device

@@ -96,10 +96,10 @@ def sinkhorn(a, part, parts, thread):
             divide_by_sums(y, size, 4, size * 4, epsilon)
         for i in range(size):
             for j in range(i):
-                here, there = y + (i * size + j) * 4, y + (j * size + i) * 4
-                number = load_f32(here)
-                store_f32(here, load_f32(there))
-                store_f32(there, number)
+                upper, lower = y + (i * size + j) * 4, y + (j * size + i) * 4
+                number = load_f32(upper)
+                store_f32(upper, load_f32(lower))
+                store_f32(lower, number)
 
 
 @device

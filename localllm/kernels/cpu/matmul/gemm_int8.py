@@ -98,10 +98,13 @@ def make_unpack_tile(format):
 def make_pair(format, words):
     """Make a function that multiplies 64 columns, two runs of 32, and adds the results to a tile's totals.
 
-    words: the offsets of the first run's words in x; those of the second are 8 bytes further. Most tokens have one
-    scale for both runs (quantize.py), and then sums are scaled less often: 216 multiplications if weights have one
-    scale for both, too, of which 192 are dot products, or 228 with two scales of weights. With two scales of tokens it
-    would be 228 and 240.
+    words: the offsets of the first run's words in x; those of the second are 8 bytes further.
+
+    If all tokens have the same scale for both runs, as most do (quantize.py), sums are scaled less often.
+    Multiplications, 192 of which are dot products:
+
+        weights have one scale for 64 columns: 216, but 228 if tokens have two scales
+        weights have two scales: 228, but 240 if tokens have two scales
     """
     of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
     s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR

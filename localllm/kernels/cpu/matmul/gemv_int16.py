@@ -160,8 +160,6 @@ class Totals:
         return zero
 
     def make_add(self):
-        """Return the intrinsic `add`."""
-
         @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
         def add(builder, totals, w, step, factors, words, c, n, columns):
             """Add the products of a group of 256 columns, or of a chunk of 64, to the totals.
@@ -244,8 +242,6 @@ class Totals:
             totals[at] = multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
-        """Return the intrinsic `finish`."""
-
         @operation(None, self.totals, int64, int64)
         def finish(builder, totals, y, y_stride):
             """Store the sum of the lanes of each row's totals to y [tokens, rows]."""

@@ -53,7 +53,6 @@ class OneToken:
         return zero
 
     def make_add(self):
-        """Return the intrinsic `add`."""
         codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)
 
         @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
@@ -92,8 +91,8 @@ class OneToken:
         numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
         for row in range(self.rows):
             for first in range(0, vectors, size):
-                i, some = row * self.halves + first // size, slice(first, first + size)
-                pairs = [*zip(codes[vectors * row : vectors * (row + 1)][some], numbers[some], strict=True)]
+                i, part = row * self.halves + first // size, slice(first, first + size)
+                pairs = [*zip(codes[vectors * row : vectors * (row + 1)][part], numbers[part], strict=True)]
                 sums[i] = dots_in_words(builder, sums[i], pairs, self.shape.largest)
         return sums
 
@@ -106,7 +105,7 @@ class OneToken:
     def by_sub_block(self, builder, x, y):
         """Add neighbouring lanes of dot products, and convert to float.
 
-        Two rows: the lanes of x, then of y; halves of runs: those of x and y alternately.
+        Result: for two rows, the sums of x, then those of y; for two halves of runs, the sums of x and y alternately.
         """
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
@@ -121,8 +120,6 @@ class OneToken:
         return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
 
     def make_finish(self):
-        """Return the intrinsic `finish`."""
-
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of the lanes of each row's totals to y [rows]."""

@@ -48,8 +48,6 @@ class RowTotals:
         self.factors = types.UniTuple(f32x16, shape.factors * self.count)
 
     def make_mix(self):
-        """Return the intrinsic `mix`."""
-
         @operation(self.codes, self.codes)
         def mix(builder, codes):
             """Interleave the codes of each pair of rows, 4 bytes at a time.
@@ -65,8 +63,6 @@ class RowTotals:
         return mix
 
     def make_spread(self):
-        """Return the intrinsic `spread`."""
-
         @operation(self.factors, self.of_rows)
         def spread(builder, factors):
             """Copy the rows' scales and minimums to all lanes of the totals that they belong to."""
@@ -78,8 +74,6 @@ class RowTotals:
         return spread
 
     def make_add(self):
-        """Return the intrinsic `add`."""
-
         @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
             """Return totals + x_scales * scales * dots + minimums * x_sums, for one token and a group or a chunk."""
@@ -107,14 +101,14 @@ class RowTotals:
             for plane in (high, low)[: self.planes]:
                 if plane is low:
                     sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
-                some = range(first, first + size)
-                numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in some]
+                part = range(first, first + size)
+                numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in part]
                 for r, value in enumerate(sums):
-                    of_row = [codes[self.vectors * r + q] for q in some]
+                    of_row = [codes[self.vectors * r + q] for q in part]
                     pairs = [*zip(of_row, numbers, strict=True)]
                     sums[r] = dots_in_words(builder, value, pairs, self.shape.largest)
-            turned = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
-            by_half.append([builder.add(*both) for both in turned])
+            aligned_pairs = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
+            by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
 
     def make_clear(self):
@@ -148,8 +142,6 @@ class RowTotals:
         return store
 
     def make_finish(self):
-        """Return the intrinsic `finish`."""
-
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of each row's totals to y [rows].

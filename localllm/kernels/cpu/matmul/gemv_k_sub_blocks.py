@@ -103,8 +103,6 @@ class OneTokenBySubBlock:
         return zero
 
     def make_add(self):
-        """Return the intrinsic `add`."""
-
         @operation(self.totals, self.totals, *[int64] * 3)
         def add(builder, totals, w, step, x):
             """Add the products of a group of 256 columns to the totals; x: address of the ordered activations."""
@@ -129,8 +127,6 @@ class OneTokenBySubBlock:
         return [dots_in_words(builder, nothing, of_row, self.shape.largest) for of_row in pairs]
 
     def make_finish(self):
-        """Return the intrinsic `finish`."""
-
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of each row's lanes to y [2].

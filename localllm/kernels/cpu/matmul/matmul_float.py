@@ -4,8 +4,7 @@
 - up to 8 tokens: each row is read once, as a stream (a row of blocks is converted to float32 first), and 4 tokens share
   each load
 - more tokens: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with all
-  tokens
-  in register tiles
+  tokens in register tiles
 - large batches: BF16 weights are multiplied with activations rounded to BF16, if the CPU can (error 3e-6, twice the
   speed), and F16 weights as in gemm_f16_words.py
 """

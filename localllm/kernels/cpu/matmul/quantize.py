@@ -12,8 +12,8 @@ their own scales.
 
 Results:
 
-- high, low: striped like the codes of weights (formats/group_format.py), 256 columns at a time; the columns after the
-  last 256 are striped 64 at a time
+- high, low: striped like the codes of weights (formats/group_format.py), 256 columns at a time, and 64 at
+  a time at the end of a row
 - words, on CPUs that multiply them (avx2_dots.py): both planes in one 16-bit integer, striped in the same way, but of
   every 4 columns the even ones come first
 - scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 numbers. They are multiplied

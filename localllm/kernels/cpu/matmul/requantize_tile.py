@@ -90,7 +90,7 @@ def high_half(builder, x, y):
     return builder.trunc(builder.ashr(product, constant_like(product, 16)), words)
 
 
-def rescaled(builder, format, codes, factors, least):
+def rescaled(builder, format, codes, factors, lows):
     """Requantize 64 codes to bytes; factors, least: 32 words, the factor and the minimum for each pair of codes.
 
     Both bytes of a word are computed separately.
@@ -101,7 +101,7 @@ def rescaled(builder, format, codes, factors, least):
     centre = ir.Constant(u8x64.llvm, [format.offset << shift] * 64)
     value = builder.bitcast(builder.sub(builder.bitcast(value, u8x64.llvm), centre), words)
     even, odd = builder.shl(value, constant_like(value, 8)), builder.and_(value, constant_like(value, 0xFF00))
-    even, odd = (builder.add(high_half(builder, part, factors), least) for part in (even, odd))
+    even, odd = (builder.add(high_half(builder, part, factors), lows) for part in (even, odd))
     even = builder.and_(builder.lshr(even, constant_like(even, POINT)), constant_like(even, 0xFF))
     odd = builder.and_(builder.shl(odd, constant_like(odd, 8 - POINT)), constant_like(odd, 0xFF00))
     result = builder.bitcast(builder.or_(even, odd), u8x64.llvm)
@@ -140,14 +140,14 @@ def make_rescale(format, vector, codes_type, runs):
         )
         # With a half they are rounded, the middle upwards, which makes up for what the products lose by being cut off.
         factors, half = as_words(builder, factors), float(1 << (POINT - 1))
-        least = constant_like(bound, half)
+        lows = constant_like(bound, half)
         if minimums is not None:
-            least = builder.fmul(builder.fmul(minimums, inverse), constant_like(bound, 2 * half))
-            least = builder.fadd(least, constant_like(bound, half))
-        least = as_words(builder, least)
+            lows = builder.fmul(builder.fmul(minimums, inverse), constant_like(bound, 2 * half))
+            lows = builder.fadd(lows, constant_like(bound, half))
+        lows = as_words(builder, lows)
         for q, value in enumerate(elements(builder, codes)):
             part = q * count // codes.type.count
-            spreads = (spread(builder, vector, runs, part, count) for vector in (factors, least))
+            spreads = (spread(builder, vector, runs, part, count) for vector in (factors, lows))
             store_value(builder, builder.add(codes_out, I64(64 * q)), rescaled(builder, format, value, *spreads))
 
     return rescale

@@ -74,8 +74,8 @@ def in_turn(builder, values):
     kinds = [value.type for value in values]
     constraints = ["=v"] * len(values) + [str(i) for i in range(len(values))] + ["~{memory}"]
     kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
-    here = builder.asm(kind, "", ",".join(constraints), values, side_effect=True)
-    return [builder.extract_value(here, i) for i in range(len(values))]
+    ordered = builder.asm(kind, "", ",".join(constraints), values, side_effect=True)
+    return [builder.extract_value(ordered, i) for i in range(len(values))]
 
 
 @operation(floats, floats)
@@ -114,8 +114,8 @@ def share_scales(builder, c, stride, tokens):
     """
     different = I64(0)
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
-        turned = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
-        different = builder.or_(different, builder.xor(both, turned))
+        swapped = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
+        different = builder.or_(different, builder.xor(both, swapped))
     are_there = builder.icmp_signed(">=", tokens, I64(TOKENS))
     return builder.and_(are_there, builder.icmp_signed("==", different, I64(0)))
 
@@ -172,11 +172,11 @@ def make_times(scales_at, kind, first=False):
 def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
     """Return totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
     factor = splat_value(builder, f32x16.llvm, factor)
-    least = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
+    lows = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
     sums = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, x_sums, sums_stride, TOKENS, F32)]
     totals = elements(builder, totals)
     for i, (t, v) in enumerate(PLACES):
-        totals[i] = multiply_add(builder, least[v], sums[t], totals[i])
+        totals[i] = multiply_add(builder, lows[v], sums[t], totals[i])
     return as_tuple(builder, totals)
 
 

@@ -24,8 +24,8 @@ def advance(source, target, rates, dt, input, b, c, y, state_size):
     input: dt * x.
     """
     for n in range(state_size):
-        kept = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
-        state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), kept)
+        decayed = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
+        state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), decayed)
         store_f32x16(target + n * 64, state)
         y = fma_f32x16(state, splat_f32x16(load_f32(c + n * 4)), y)
     return y

@@ -100,10 +100,10 @@ def make_pieces(load, pieces, apart, dim):
 
 
 def make_rows(load, rows, apart):
-    """Make a function (base, number, low, high, bytes, d) that loads parts of the heads of `rows` tokens.
+    """Make a function (base, number, low, high, row_bytes, d) that loads parts of the heads of `rows` tokens.
 
-    The tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1; bytes: per token;
-    d: see make_pieces.
+    The tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1; row_bytes: bytes
+    per token; d: see make_pieces.
     """
 
     @device
@@ -280,12 +280,12 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
         if begin >= end:
             return
         group, in_group = heads // kv_heads, cuda.blockIdx.y // parts % bundles * bundle
-        head, here = kv_head * group + in_group, min(group - in_group, bundle)
+        head, heads_here = kv_head * group + in_group, min(group - in_group, bundle)
         number, d = lane() // lanes, lane() % lanes * 8
         cap, by = f32_value(softcap), f32_value(scale)
         by = by / cap if cap > ZERO else by * LOG2_E
-        rows_of_q = queries(q + token * q_stride + head * key_dim * 4, here, d, by)
-        slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, here)
+        rows_of_q = queries(q + token * q_stride + head * key_dim * 4, heads_here, d, by)
+        slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, heads_here)
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
         table = load_i64(sequence + 8 * SEQUENCE.table)
         bits = chosen + token * chosen_stride + kv_head * choice_stride
@@ -303,7 +303,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
             tops, sums, fade, weights = softmax(x, tops, sums)
             output = add_outer(scale_rows(output, fade), weights, v)
         target = partial + ((token * heads + head) * parts + part) * partial_bytes
-        combine(tops, sums, output, number, d, target, parts * partial_bytes, here)
+        combine(tops, sums, output, number, d, target, parts * partial_bytes, heads_here)
 
     return attend_few
 

@@ -112,7 +112,7 @@ def make_fill_values(kind, keys, pieces, stride):
     def put(i, word, place, at):
         place[at + i * stride] = word
 
-    put_all, some = visit(8, put), unrolled(4, lambda i, word, inside: word if inside else NOTHING, "int32")
+    put_all, keep_if = visit(8, put), unrolled(4, lambda i, word, inside: word if inside else NOTHING, "int32")
 
     @device
     def fill(place, base, row_bytes, count):
@@ -120,7 +120,7 @@ def make_fill_values(kind, keys, pieces, stride):
             key, piece = i % pairs * 2, i // pairs
             head = base + key * row_bytes
             first, second = words(head, piece * 8), words(head + row_bytes, piece * 8)
-            both = interleaved(some(first, key < count), some(second, key + 1 < count))
+            both = interleaved(keep_if(first, key < count), keep_if(second, key + 1 < count))
             put_all(both, place, piece * 8 * stride + key // 2)
 
     return fill

@@ -52,20 +52,20 @@ def make(format_name):
     ):  # fmt: skip
         scores = scratch + cuda.blockIdx.x * scratch_bytes
         for token in range(cuda.blockIdx.x, load_i64(count), cuda.gridDim.x):
-            seen = load_i64(positions + token * 8) + 1
+            visible = load_i64(positions + token * 8) + 1
             owner = sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES
-            table, blocks = load_i64(owner + 8 * SEQUENCE.table), (seen + block - 1) // block
+            table, blocks = load_i64(owner + 8 * SEQUENCE.table), (visible + block - 1) // block
             for head in range(heads):
                 target = y + token * y_stride + head * choice_stride
                 if blocks <= most:
-                    write_all(seen, -1, target)
+                    write_all(visible, -1, target)
                     continue
                 of_head = q + token * q_stride + head * key_dim * 4
-                if score_all(table, of_head, keys, key_bytes, key_dim, block, seen, local, scores) != ZERO:  # NaN
-                    write_all(seen, 0, target)
+                if score_all(table, of_head, keys, key_bytes, key_dim, block, visible, local, scores) != ZERO:  # NaN
+                    write_all(visible, 0, target)
                 else:
                     least, last = least_chosen(scores, blocks, most)
-                    write_bits(scores, blocks, block, seen, least, last, target)
+                    write_bits(scores, blocks, block, visible, least, last, target)
                 cuda.syncthreads()
 
     return select_key_blocks

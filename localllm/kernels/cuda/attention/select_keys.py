@@ -105,10 +105,10 @@ def make(format_name):
     ):  # fmt: skip
         scores = scratch + cuda.blockIdx.x * scratch_bytes
         for token in range(cuda.blockIdx.x, load_i64(count), cuda.gridDim.x):
-            seen, target = load_i64(positions + token * 8) + 1, y + token * y_stride
-            blocks = seen // block
+            visible, target = load_i64(positions + token * 8) + 1, y + token * y_stride
+            blocks = visible // block
             if blocks <= most:
-                write_all(seen, -1, target)
+                write_all(visible, -1, target)
                 continue
             table, flaws = (
                 load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table),
@@ -123,10 +123,10 @@ def make(format_name):
                 flaws += x * ZERO
                 store_f32(scores + i * 4, x)
             if block_sum(flaws) != ZERO:  # NaN
-                write_all(seen, 0, target)
+                write_all(visible, 0, target)
                 continue
             least, last = least_chosen(scores, blocks, most)
-            write_bits(scores, blocks, block, seen, least, last, target)
+            write_bits(scores, blocks, block, visible, least, last, target)
             cuda.syncthreads()
 
     return select_keys

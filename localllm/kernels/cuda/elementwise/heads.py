@@ -61,19 +61,19 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return
-    x, y, more = x + row * stride, y + row * stride, f32_value(epsilon)
+    x, y, added = x + row * stride, y + row * stride, f32_value(epsilon)
     for i in range(0, 4 * columns, 4 * size):
-        softmax_of_numbers(x + i, y + i, size, more)
-    divide_by_sums(y, size, 4, 4 * size, more)
+        softmax_of_numbers(x + i, y + i, size, added)
+    divide_by_sums(y, size, 4, 4 * size, added)
     for _ in range(iterations - 1):
-        divide_by_sums(y, size, 4 * size, 4, more)
-        divide_by_sums(y, size, 4, 4 * size, more)
+        divide_by_sums(y, size, 4 * size, 4, added)
+        divide_by_sums(y, size, 4, 4 * size, added)
     for i in range(size):
         for j in range(i):
-            here, there = y + 4 * (i * size + j), y + 4 * (j * size + i)
-            number = load_f32(here)
-            store_f32(here, load_f32(there))
-            store_f32(there, number)
+            upper, lower = y + 4 * (i * size + j), y + 4 * (j * size + i)
+            number = load_f32(upper)
+            store_f32(upper, load_f32(lower))
+            store_f32(lower, number)
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):

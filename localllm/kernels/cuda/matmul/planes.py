@@ -7,13 +7,12 @@ first, so all are aligned; rows are padded to 16 bytes. Nothing is widened: a ro
 Codes are divided into planes by bits, in 32-bit words for dot products of four bytes. Word w of a unit, 0 to 7, has the
 weights 4 w to 4 w + 3, one in each byte. The planes of a unit:
 
-    nibbles  4 words: word w has the low 4 bits of the unit's word w in the low halves of its bytes, and those of word
-             4 + w in the high halves
-    table    4 words: word w has the 4 codes of the unit's word w in its low 16 bits, those of word 4 + w in its high
-      ones
-    pairs    2 words: of each byte of the unit's word w, two bits, at bits 2 (w % 4) and the next of that byte in word w
-      // 4
-    bits     1 word: of each byte of the unit's word w, one bit, at bit w of that byte
+    nibbles  4 words. Low halves of the bytes of word w: the low 4 bits of the unit's word w; high halves: those of the
+             unit's word 4 + w
+    table    4 words. Low 16 bits of word w: the 4 codes of the unit's word w; high 16 bits: those of the unit's word
+             4 + w
+    pairs    2 words. Bits 2 (w % 4) and the next of the bytes of word w // 4: two bits of the unit's word w
+    bits     1 word. Bit w of its bytes: one bit of the unit's word w
     bytes    two planes of 16 bytes, the codes themselves: words 0 to 3, and words 4 to 7
 
 Scales, minimums and d lie in planes as in the file, except
