@@ -1,7 +1,8 @@
 """CPU kernels: one file per operation. This module finds a kernel by its name, and has the constants of their sizes.
 
 All kernels have the signature in signature.py. The folders: matmul/ (products of matrices, routing of experts), amx/
-(products in AMX tiles), attention/, recurrent/, elementwise/ (everything that treats rows one by one).
+(products in AMX tiles), attention/, recurrent/, elementwise/ (everything that treats rows one by one). The words that
+they share (part, tile, slab, plane, ...) are defined in localllm/kernels/__init__.py.
 """
 
 from importlib import import_module

@@ -5,7 +5,7 @@ the bits of a float32, or addresses in GPU memory. A thread computes its part of
 is no work for it: a grid is made for the most rows that a program can have, and `count` says how many there are.
 
 Words: a block is a block of threads unless it is "of weights", a warp is 32 threads, a lane is a thread of a warp; a
-"unit" is 32 weights of a row (matmul/planes.py).
+"unit" is 32 weights of a row (matmul/planes.py). For the others see localllm/kernels/__init__.py.
 """
 
 from collections.abc import Callable, Mapping

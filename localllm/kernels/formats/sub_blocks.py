@@ -67,7 +67,7 @@ def load_words(builder, address, at):
 
 
 def masked(builder, words, masks):
-    """Mask each byte of the words with the 8-bit mask of its lane; masks: one per lane."""
+    """Mask each byte of a vector of 4-byte words; masks: an 8-bit mask for each word."""
     return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
 
 

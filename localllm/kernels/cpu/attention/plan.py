@@ -64,10 +64,9 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 
 @device
 def rows_at_once(count, group):
-    """Return the largest number of rows of a unit.
+    """Return the largest number of rows of a unit; count: tokens; group: query heads per key-value head.
 
     For few tokens that is a number of whole tokens, so that each token uses the kernel that it would use alone.
-    `group`: query heads per key-value head.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS

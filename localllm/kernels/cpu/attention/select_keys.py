@@ -43,9 +43,7 @@ def ordered(address):
 def least_chosen(scores, count, most, digits):
     """Return the smallest of the `most` largest scores, and how many scores equal to it are among them.
 
-    The score is returned as `ordered` represents it.
-
-    digits: temporary memory, int64 [256].
+    The score is returned as `ordered` represents it; digits: temporary memory, int64 [256].
     """
     prefix, left = 0, most
     for shift in range(24, -8, -8):

@@ -12,16 +12,14 @@ their own scales.
 
 Results:
 
-- high, low: striped like the codes of weights (formats/group_format.py), 256 columns at a time, and 64 at
-  a time at the end of a row
+- high, low: striped like the codes of weights (formats/group_format.py), in groups of 256 columns and chunks of 64
 - words, on CPUs that multiply them (avx2_dots.py): both planes in one 16-bit integer, striped in the same way, but of
   every 4 columns the even ones come first
 - scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 numbers. They are multiplied
   with minimums, and with the offsets of the weights' codes. There is a place for every 16 numbers, as in striped dot
   products, so a number for 32 columns is stored twice
-- excess: the high plane's integer sums over 32 columns, times minus the offset of the weights' bytes in gemm_int8.py;
-  on
-  CPUs that multiply words, the integer sums over 16 columns, int16
+- excess: the high plane's integer sums over 32 columns, times minus the offset of the weights' bytes in gemm_int8.py.
+  CPUs that multiply words get the integer sums over 16 columns instead, int16
 """
 
 from llvmlite import ir
