@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from localllm.cli.compat import SAME, IgnoredOption, find_ignored, is_foreign, is_switch, refusal, value_here
+from localllm.cli.compat import SAME, SAME_VALUES, IgnoredOption, find_ignored, is_foreign, is_switch, refusal
 from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
 from localllm.errors import UsageError
 
@@ -71,7 +71,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
                 parsed.take_option(param, name, name in param.opts)
             else:
                 given = value if equals else next_value(name, rest) if needs_value(param, rest) else ""
-                parsed.take_option(param, name, value_here(param.name, given))
+                parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(given, given))
         elif (same := SAME.get(name)) and same[0] in known:
             rest[:0] = [part.format(value or next_value(name, rest)) if "{}" in part else part for part in same]
         elif foreign := find_ignored(name, command):

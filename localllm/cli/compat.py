@@ -241,7 +241,7 @@ REFUSED_IN = {
     },
 }
 
-# Values with another spelling here, by the parameter.
+# Values of llama.cpp and Ollama with another spelling here, by the parameter.
 SAME_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
@@ -298,11 +298,6 @@ def refusal(name: str, command: str = "") -> str:
     of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
     own = next((reason for reason, names in of_command if name in names.split()), "")
     return own or _REFUSED.get(name, "")
-
-
-def value_here(param: str, value: str) -> str:
-    """Translate a value of llama.cpp's or Ollama's option."""
-    return SAME_VALUES.get(param, {}).get(value, value)
 
 
 def is_switch(word: str) -> bool:

@@ -22,6 +22,7 @@ from localllm.cli.options.one_shot import (
     encode_infill,
 )
 from localllm.cli.options.tools import ToolGroup
+from localllm.cli.parameters import given_fields
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
@@ -74,11 +75,11 @@ class OneShot:
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
         self.started, self.line = perf_counter(), ProgressLine()
-        self.place = self.endpoint.place()
+        self.place = self.endpoint.place() if given_fields(self.endpoint) else None
         thread = self.open_thread()
         given = self.read()
         longer = self.long_prompt()
-        suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
+        suffix = self.infill.text(self.prompt.encoding, self.most_bytes) if given_fields(self.infill) else None
         system = options.system_message(self.prompt.system, self.prompt.system_file)
         chosen = options.generation_options(opening.reading(self.line), self.generation)
         texts = self.require_combination(system, chosen)
@@ -87,7 +88,7 @@ class OneShot:
         with ExitStack() as stack:
             if thread is not None:
                 stack.enter_context(thread)
-            calls = self.tools.open_tools(stack)
+            calls = self.tools.open_tools(stack) if given_fields(self.tools) else None
             opened = self.open(self.place, stack)
             chosen = opening.with_draft_model(opened, chosen, self.generation.speculate)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
@@ -95,11 +96,12 @@ class OneShot:
             chosen = self.with_receipt(chosen, opened)
             load_s = perf_counter() - self.started
             text = given.text if longer is None else longer.fit(opened, given.material, given.question, system, chosen)
-            asked = self.images.with_images(request(opened, text, system, self.continues))
+            asked = request(opened, text, system, self.continues)
+            asked = self.images.with_images(asked) if self.images.image_files else asked
             asked = asked if thread is None else thread.with_question(asked)
             if texts:
                 return choose(opened, asked, texts, self.output.as_json)
-            if opened.is_diffusion or self.diffusion.as_fields():
+            if opened.is_diffusion or self.has_steps:
                 return self.denoise(opened, asked)
             if calls:
                 chosen = calls.begin(opened, chosen, stack)
@@ -119,7 +121,12 @@ class OneShot:
     @property
     def continues(self) -> bool:
         """Return whether the prompt is plain text, without a chat template."""
-        return self.prompt.raw or self.infill.has_suffix
+        return self.prompt.raw or bool(given_fields(self.infill))
+
+    @property
+    def has_steps(self) -> bool:
+        """Return whether options of diffusion models are given that change an answer."""
+        return bool(given_fields(self.diffusion).keys() - {"visual"})
 
     @property
     def is_search(self) -> bool:
@@ -158,7 +165,7 @@ class OneShot:
         given = read_prompt(
             [*texts, *(ask.prompt or ())],
             self.files,
-            not (ask.no_stdin or self.images.takes_stdin),
+            not (ask.no_stdin or (self.images.image_files and self.images.takes_stdin)),
             ask.encoding,
             self.most_bytes,
             ask.binary_file,
@@ -178,26 +185,28 @@ class OneShot:
         """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
         output, ask, is_remote = self.output, self.prompt, self.place is not None
         has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
-        has_steps = bool(self.diffusion.as_fields())
+        has_tools = bool(given_fields(self.tools)) and self.tools.are_enabled
         if self.continues:
             require_no_template("--raw" if ask.raw else "--suffix", system, ask.chat_template, self.generation)
-        self.infill.require_plain(
-            raw=ask.raw, images=bool(self.images.image_files), tools=self.tools.are_enabled, choices=has_choices,
-            endpoint=is_remote, receipt=has_receipt, steps=has_steps,
-        )  # fmt: skip
+        if given_fields(self.infill):
+            self.infill.require_plain(
+                raw=ask.raw, images=bool(self.images.image_files), tools=has_tools, choices=has_choices,
+                endpoint=is_remote, receipt=has_receipt, steps=self.has_steps,
+            )  # fmt: skip
         if output.n != 1 or output.beams:
             validate_combination(output.n, output.beams, self.generation)
-        self.images.require_plain(receipt=has_receipt)
-        if self.tools.are_enabled:
+        if self.images.image_files:
+            self.images.require_plain(receipt=has_receipt)
+        if has_tools:
             require_plain_tools(raw=ask.raw, n=output.n > 1, beams=output.beams > 0, receipt=has_receipt)
         texts = [] if output.choices_given is None else texts_of(output.choices_given)
         if texts:
             require_plain_choices(
-                n=output.n > 1, beams=output.beams > 0, tools=self.tools.are_enabled, endpoint=is_remote,
-                receipt=has_receipt, stats=output.stats, steps=has_steps,
+                n=output.n > 1, beams=output.beams > 0, tools=has_tools, endpoint=is_remote,
+                receipt=has_receipt, stats=output.stats, steps=self.has_steps,
                 a_schema_grammar_or_regex=chosen.constraint is not None,
             )  # fmt: skip
-        if self.extracts and (output.as_json or self.tools.are_enabled):
+        if self.extracts and (output.as_json or has_tools):
             raise UsageError(f"--extract cannot be combined with {'--json' if output.as_json else '--tools'}")
         return texts
 
@@ -304,7 +313,7 @@ def require_no_template(
     others = {
         "-sys": system is not None,
         "--chat-template": chat_template is not None,
-        "the options for thinking and template variables": not choices.thoughts.are_usual,
+        "the options for thinking and template variables": bool(given_fields(choices.thoughts)),
     }
     for other, is_given in others.items():
         if is_given:

@@ -53,12 +53,12 @@ def open_model(
 ) -> "Model":
     """Open a model by path or name; print progress and warnings to stderr."""
     path = resolve_model_path(model)
-    from localllm import api
+    from localllm.api import open_with_options
 
     line = ProgressLine()
     try:
         options = engine.options(compiling(line), uploading(line))
-        opened = api.open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
+        opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
     finally:
         line.clear()
     from localllm.kernels.build.faults import end_on_bus_error

@@ -9,13 +9,26 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import typer
 from typer.core import TyperArgument, TyperOption
 from typer.models import ArgumentInfo
 
 from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 TYPED = "localllm.typed"  # key of Context.meta: the words that were typed, as ParsedArgs
@@ -211,6 +224,12 @@ class Also(tuple[str, ...]):
 def group(kind: type[T]) -> type[T]:
     """Make a class an option group: a dataclass without __eq__ and __repr__, each of which takes 0.1 ms to generate."""
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
+
+
+def given_fields(options: "DataclassInstance") -> dict[str, Any]:
+    """Return the options of a group that were given, those that differ from their defaults, by field."""
+    values = ((each, getattr(options, each.name)) for each in fields(options))
+    return {each.name: value for each, value in values if value not in (each.default, None, (), [])}
 
 
 def flatten(function: Callable[..., None]) -> Callable[..., None]:

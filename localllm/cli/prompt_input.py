@@ -64,7 +64,8 @@ def read_prompt(
     if "-" in files and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
-        piped = text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding)
+        data = read_bounded(stdin(), most_bytes, encoding)
+        piped = text_of(data, "stdin", encoding) if data else ""
         parts.append(with_name(piped, "stdin" if named and piped else ""))
     given = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, asked)))
     if not given.text:

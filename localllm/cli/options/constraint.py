@@ -132,10 +132,6 @@ class Thoughts:
         variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
         return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
 
-    @property
-    def are_usual(self) -> bool:
-        return self.think == "auto" and self.think_budget is None and not self.template_var
-
 
 def variables_of(text: str) -> dict[str, object]:
     """Parse NAME=VALUE, or a JSON object of several variables. Raises UsageError."""

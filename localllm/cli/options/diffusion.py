@@ -6,7 +6,7 @@ import typer
 
 from localllm.cli.options.sampling import number
 from localllm.cli.options.shared import GenerationGroup
-from localllm.cli.parameters import group
+from localllm.cli.parameters import given_fields, group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
@@ -58,8 +58,7 @@ class Diffusion:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""
-        given = {name: value for name, value in vars(self).items() if name != "visual"}
-        return {name: value for name, value in given.items() if value is not None and value is not False}
+        return {name: value for name, value in given_fields(self).items() if name != "visual"}
 
 
 def fill(

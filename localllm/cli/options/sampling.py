@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.parameters import group, number_or_default
+from localllm.cli.parameters import given_fields, group, number_or_default
 from localllm.errors import UsageError
 
 
@@ -143,8 +143,7 @@ class ExactSampling:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
-        chosen = ((name, value) for name, value in vars(self).items() if value is not None and value != ())
-        given: dict[str, Any] = {name: value for name, value in chosen if value is not False}
+        given = given_fields(self)
         if self.dry_sequence_breakers:
             given["dry_sequence_breakers"] = tuple(text for text in self.dry_sequence_breakers if text != "none")
         if self.logit_bias:
@@ -217,7 +216,3 @@ class Sampling:
         float | None,
         number("--frequency-penalty", help="Frequency penalty: subtract N for each recent occurrence.  [default: 0.0]"),
     ] = None
-
-    def as_fields(self) -> dict[str, Any]:
-        """Return the given options by field."""
-        return {name: value for name, value in vars(self).items() if value is not None}
