@@ -19,7 +19,7 @@ import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 
-from localllm.quant.cache import cache_folder, make_private
+from localllm.system.files import cache_folder, make_private
 
 # The compiler may reorder sums, fuse multiply and add, and multiply by reciprocals; otherwise it vectorizes no loops.
 # NaN and infinity keep their meaning. The order of sums is fixed when a loop is compiled, so results are reproducible.

@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 
 sys.path.insert(0, str(ROOT))
 import localllm  # noqa: E402, F401  (its quantizers have their own folder here)
-from localllm.quant.cache import cache_folder  # noqa: E402
+from localllm.system.files import cache_folder  # noqa: E402
 
 
 class FetchError(Exception):

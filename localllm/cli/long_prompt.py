@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
-from localllm.quant.cache import cache_folder
 from localllm.services.long_prompt import CHUNKS, RELEVANT, PartAnswers, Room, condense, cut
+from localllm.system.files import cache_folder
 
 SUMMARIZE = "Summarize this."
 

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
-from localllm.quant.cache import cache_folder
 from localllm.system import cpu
+from localllm.system.files import cache_folder
 
 # The features by which our sources select instructions; the others matter to LLVM only.
 CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))

@@ -17,10 +17,10 @@ from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, ShownImage
 from localllm.images.opened import read_source
-from localllm.quant.cache import cache_folder
 from localllm.services.records import IMAGE, Record
 from localllm.services.search.files import LARGEST, read_text
 from localllm.services.search.passages import Passage, cut_into_passages
+from localllm.system.files import cache_folder
 from localllm.text.tokenizer import Tokenizer
 
 SAMPLE = 1 << 16  # bytes of a model file that are hashed

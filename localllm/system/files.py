@@ -1,6 +1,7 @@
 """File operations: user folders, permissions, names, atomic replacement and syncing."""
 
 import ctypes
+import errno
 import os
 import re
 import sys
@@ -70,6 +71,22 @@ def is_private(place: Path | int) -> bool:
     except OSError:
         return False
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+def cache_folder() -> Path:
+    """Return the folder for files that can be created again. The environment variable LOCALLLM_CACHE overrides it.
+
+    The path is always absolute, so that no machine code from the current directory is run.
+    """
+    return absolute(os.environ.get("LOCALLLM_CACHE")) or folder_of("cache")
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, and its parent, in which only this user can write. Raises OSError if others can."""
+    for each in (folder.parent, folder):
+        each.mkdir(0o700, parents=True, exist_ok=True)
+        if not is_private(each):
+            raise PermissionError(errno.EACCES, "others can write there")
 
 
 def name_problem(name: str) -> str | None:

@@ -34,7 +34,7 @@ from localllm.engine.options import EngineOptions  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
 from localllm.files.gguf.file import GGUFFile  # noqa: E402
 from localllm.files.gguf.writer import write_gguf  # noqa: E402
-from localllm.quant.cache import cache_folder  # noqa: E402
+from localllm.system.files import cache_folder  # noqa: E402
 
 BATCH, SECONDS, BYTES = 500, 10, 1 << 30  # files in a process, and what one file may take
 PATIENCE = 1000  # seconds of the clock without news, on a computer that does other things

@@ -27,8 +27,8 @@ from tiny_model import write_tiny_model  # noqa: E402
 from localllm.cli import main as program  # noqa: E402
 from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
 from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
-from localllm.quant.cache import cache_folder  # noqa: E402
 from localllm.quantizing import ladder  # noqa: E402
+from localllm.system.files import cache_folder  # noqa: E402
 
 
 class Started:

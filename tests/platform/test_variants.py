@@ -17,7 +17,7 @@ from selection import again_the_same
 
 import localllm
 from localllm.kernels.machine import this_lane
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model

@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localllm.files.safe_file import temporary_prefix
-from localllm.quant.cache import cache_folder, make_private
-from localllm.system.files import is_private, open_file, replace, temporary_file
+from localllm.system.files import cache_folder, is_private, make_private, open_file, replace, temporary_file
 from localllm.system.locks import lock
 
 

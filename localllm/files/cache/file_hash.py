@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from localllm.quant.cache import cache_folder
-from localllm.system.files import is_private, version_of
+from localllm.system.files import cache_folder, is_private, version_of
 
 PIECE = 1 << 23  # bytes read at once
 HEX_DIGITS = 64  # of a hash

@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.files.cache.checksummed_cache import read_checksummed, remove_oldest, write_checksummed
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 MOST = 16  # vocabularies
 

@@ -29,8 +29,7 @@ from localllm.files.folders import make_private
 from localllm.files.safe_file import SafeFile
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
-from localllm.quant.cache import cache_folder
-from localllm.system.files import open_file
+from localllm.system.files import cache_folder, open_file
 
 MAGIC = b"LLPREFX1"
 MOST_HEADER = 1 << 16  # bytes

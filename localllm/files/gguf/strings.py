@@ -24,7 +24,7 @@ from localllm.files.cache.checksummed_cache import (
     sources_hash,
     write_checksummed,
 )
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 MOST = 32  # cached vocabularies, 1 to 10 MB each
 LEAST_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it

@@ -16,8 +16,8 @@ from pathlib import Path
 from localllm.files.safe_file import remove_abandoned
 from localllm.kernels.machine import Lane, this_lane, version_file
 from localllm.quant import formats, layouts
-from localllm.quant.cache import cache_folder
 from localllm.system import cpu
+from localllm.system.files import cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 SOURCES = (

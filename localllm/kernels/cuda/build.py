@@ -18,7 +18,7 @@ from pathlib import Path
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
 from localllm.kernels.machine import version_file
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 Capability = tuple[int, int]  # a GPU's compute capability, major and minor number

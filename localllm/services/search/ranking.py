@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.quant.cache import cache_folder
 from localllm.services.search.files import Filter, text_files
 from localllm.services.search.index import Index, file_of
 from localllm.services.search.passages import SIZE, Passage, passage_size
+from localllm.system.files import cache_folder
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions

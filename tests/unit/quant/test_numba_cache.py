@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 PROGRAM = """
 import numpy as np

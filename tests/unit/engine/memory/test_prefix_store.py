@@ -39,7 +39,7 @@ from localllm.files.safe_file import SafeFile
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.kernels.arguments import PAGE
-from localllm.quant.cache import cache_folder
+from localllm.system.files import cache_folder
 
 CONTEXT = 3000
 FEW_POSITIONS = {"gpt2", "starcoder"}  # fewer than the prompts here have tokens

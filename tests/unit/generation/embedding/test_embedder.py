@@ -25,10 +25,10 @@ from localllm.generation.embedding import reranker as reranking
 from localllm.generation.embedding.clip_embedder import PairEmbedder
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, prompt_of, unit_vectors
 from localllm.generation.embedding.reranker import Reranker
-from localllm.quant.cache import cache_folder
 from localllm.services import embed as embed_service
 from localllm.services import rerank as rerank_service
 from localllm.services.records import Record
+from localllm.system.files import cache_folder
 from tests.unit.text.test_wordpiece import PIECES, WORDS, metadata
 
 
