@@ -1,11 +1,9 @@
 """Render an unknown template once in a separate process, under limits of the operating system.
 
 The sandbox limits what a template makes, but not Jinja, Python's compiler and the methods of strings. A template that
-gets around the sandbox is stopped here, before it can harm the program. The hash of a template that passes is cached,
-so that it is probed only once.
+gets around the sandbox is stopped here, before it can harm the program.
 """
 
-import hashlib
 import os
 import select
 import signal
@@ -14,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from localllm.errors import ModelError
-from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.system.processes import can_fork, fork, limit_process, run_limited, was_stopped
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.template_limits import LimitError
@@ -30,24 +26,10 @@ _ANSWER = {"role": "assistant", "content": "Hi"}
 CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _ANSWER] * 6 + [_USER])
 
 
-def require_safe_template(source: str) -> None:
-    """Raise ModelError for a template that takes too much time or memory.
-
-    A template that fails otherwise passes: rendering it reports that. Raises MemoryError if this program cannot get the
-    memory that a template is allowed.
-    """
-    mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
-    if is_known("template", mark):
-        return
-    if (problem := probe_template(source)) is not None:
-        raise ModelError(f"the chat template was stopped: {problem}")
-    remember("template", mark)
-
-
 def probe_template(source: str) -> str | None:
-    """Return what is wrong with a template; None if it keeps to the limits.
+    """Return what is wrong with a template; None if it keeps to the limits, also if it fails otherwise.
 
-    Raises MemoryError, see require_safe_template.
+    Raises MemoryError if this program cannot get the memory that a template is allowed.
     """
     if not can_fork():
         outcome, was_ended = run_limited([sys.executable, "-P", "-m", __name__], source.encode(errors="replace"),

@@ -4,6 +4,7 @@ The Jinja templates in files are written for Hugging Face's `apply_chat_template
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
+import hashlib
 import json
 import re
 import traceback
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, choose_template
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import ANSWERED, arrangements, system_probe
 from localllm.text.sandbox import RefusalError, compile_template, render_template
 from localllm.text.template_limits import LimitError
-from localllm.text.template_probe import require_safe_template
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
@@ -171,6 +172,22 @@ class ChatTemplate:
             raise StoppedTemplateError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
         except Exception as error:  # the code in a template can raise whatever Python can
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
+
+
+def require_safe_template(source: str) -> None:
+    """Raise ModelError for a template that takes too much time or memory.
+
+    A template that fails otherwise passes: rendering it reports that. The hash of one that passes is cached, so that it
+    is probed only once. Raises as `probe_template`.
+    """
+    mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
+    if is_known("template", mark):
+        return
+    from localllm.text.template_probe import probe_template  # once per template
+
+    if (problem := probe_template(source)) is not None:
+        raise ModelError(f"the chat template was stopped: {problem}")
+    remember("template", mark)
 
 
 def _to_parts(message: Message) -> Message:
