@@ -21,7 +21,7 @@ from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.options import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter, attach_draft_head
-from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
+from localllm.generation.speculation.ngram_cache import NgramCache
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_several, require_text, token_ids, whole_number
@@ -50,12 +50,11 @@ class Model(GenerationMixin):
 
     Attributes:
         path: of the (first) file.  arch: the architecture, such as "llama".  format: the one that most weights have,
-        such as "Q4_K".  file_type: the file's name of its mix of formats, such as "Q4_K_M".  name: the file's
-        general.name, or "".  file: the mapped GGUFFile.  tokenizer: its Tokenizer.  engine: the Engine that runs it.
-        session: its Session.  context: the most tokens of a prompt and its answer together.  trained_context: the
-        context that the model was trained with.  prefixes: the PrefixStore, which keeps the KV cache of long prompts
-        on disk, or None.  vision: the VisionAdapter, which encodes images.  written: the NgramCache of earlier answers,
-        from which drafts are proposed, or None.  warnings: lines to show to the user.
+        such as "Q4_K".  name: the file's general.name, or "".  file: the mapped GGUFFile.  tokenizer: its Tokenizer.
+        engine: the Engine that runs it.  session: its Session.  context: the most tokens of a prompt and its answer
+        together.  trained_context: the context that the model was trained with.  prefixes: the PrefixStore, which keeps
+        the KV cache of long prompts on disk, or None.  vision: the VisionAdapter, which encodes images.  written: the
+        NgramCache of earlier answers, from which drafts are proposed, or None.  warnings: lines to show to the user.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Model(GenerationMixin):
     ):
         """Wrap an open file; threads: of draft models, embedders and rerankers that this model opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
-        self.file_type, name = file.type_name, file.metadata.get("general.name")
+        name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
@@ -87,6 +86,11 @@ class Model(GenerationMixin):
         self._draft_models: dict[str, Model] = {}
         self._embedders: dict[str | None, Embedder] = {}  # by their pooling
         self._rerankers: dict[str | None, Reranker] = {}
+
+    @property
+    def file_type(self) -> str:
+        """Return the file's name of its mix of formats, such as "Q4_K_M"."""
+        return self.file.type_name
 
     @property
     def is_diffusion(self) -> bool:
@@ -346,7 +350,7 @@ def open_with_options(
         from localllm.engine.memory.prefix_store import PrefixStore
 
         prefixes = PrefixStore(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
-        written = NgramCache(engine.vocab_size, vocabulary_name(tokenizer.pieces))
+        written = NgramCache(engine.vocab_size, tokenizer.pieces)
     model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, written)
     if mmproj is not None or pan_and_scan:
         model.vision.use(mmproj, pan_and_scan)

@@ -27,9 +27,9 @@ def rows_for(width: int) -> np.ndarray:
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
-def hidden_state_tap(head_source: DraftHeadSource | None) -> HiddenStateTap | None:
-    """Return which hidden states of the model a draft head needs, with memory for them; None without a head."""
-    return HiddenStateTap(rows_for(head_source.columns), head_source.layers) if head_source else None
+def hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
+    """Return which hidden states of the model a draft head needs, with memory for them."""
+    return HiddenStateTap(rows_for(head_source.columns), head_source.layers)
 
 
 class DraftHead:

@@ -91,7 +91,7 @@ class Engine:
         drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = own_layer(file, model, self.hyperparameters)
-        self._shown = hidden_state_tap(self._head_source)
+        self._shown = hidden_state_tap(self._head_source) if self._head_source else None
         recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins

@@ -19,14 +19,13 @@ from localllm.engine.operations.operation import Operation
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import has_tiles
-from localllm.system.files import version_of
 
 State = list[tuple[int, int, int]]
 SAMPLES, SAMPLE = 8, 64  # samples of each tensor, evenly spaced; bytes of one
 
 
 def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
-    """Compute the key, 32 bytes; state: what `state_of` returned when the model was opened."""
+    """Compute the key, 32 bytes; state: the files' versions when the model was opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, describe_operations(operations))).encode())
@@ -35,11 +34,6 @@ def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], k
     for name, tensor in file.tensors.items():
         key.update(f"{name} {tensor.format.name} {tensor.shape} ".encode() + sample(tensor.data.reshape(-1)))
     return key.digest()
-
-
-def state_of(file: GGUFFile) -> State:
-    """Return the size and times of each of a model's files. Raises OSError."""
-    return [version_of(path) for path in file.parts]
 
 
 def sample(data: np.ndarray) -> bytes:

@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
-from localllm.engine.memory.fingerprint import fingerprint, state_of
+from localllm.engine.memory.fingerprint import fingerprint
 from localllm.engine.operations.operation import Operation
 from localllm.errors import LocalllmError
 from localllm.files.cache.prefix_files import (
@@ -37,7 +37,7 @@ def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], prepa
     """
     import PIL  # needed only for images
 
-    key = hashlib.blake2b(fingerprint(file, state_of(file), operations, KVType.of("f32")), digest_size=32)
+    key = hashlib.blake2b(fingerprint(file, file.versions(), operations, KVType.of("f32")), digest_size=32)
     key.update(PIL.__version__.encode())
     for module in preparing:
         for folder in module.__path__:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np
 from localllm.arch.layer_state import Recurrent
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
-from localllm.engine.memory.fingerprint import fingerprint, state_of
+from localllm.engine.memory.fingerprint import fingerprint
 from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, StoredPrefix
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -72,9 +73,9 @@ class PrefixStore:
     def __init__(self, engine: "Engine", file: GGUFFile):
         self.warning: str | None = None
         self._engine, self._file, self._name = engine, file, file.path.replace("\\", "/").rpartition("/")[2]
-        self._root, self._ended = b"", size_limit() == 0
+        self._root, self._ended = b"", False
         try:
-            self._state = state_of(file)
+            self._state = file.versions()
         except OSError:  # a temporary file without a name, which no other process can open
             self._ended = True
         states = engine.hyperparameters.states()
@@ -84,11 +85,16 @@ class PrefixStore:
         self._thread: threading.Thread | None = None
         self._waiting: PendingWrite | None = None
 
+    @cached_property
+    def _is_disabled(self) -> bool:
+        """Whether the user wants no files."""
+        return size_limit() == 0
+
     # ---- finding ----
 
     def find_prefix(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
         """Find the longest stored prefix of these tokens, of at most `most` tokens; None if there is none."""
-        if self._ended or not is_worth_caching(ids):
+        if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
             pieces, opened = self._pieces(ids, is_conversation), list[PrefixFile]()
@@ -167,7 +173,7 @@ class PrefixStore:
 
         Raises OSError if the model's file has changed or is gone.
         """
-        if state_of(self._file) != self._state:
+        if self._file.versions() != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
@@ -191,7 +197,7 @@ class PrefixStore:
         """
         with self.lock:
             unwanted, self._waiting = self._waiting, PendingWrite(sequence, logits, is_conversation)
-            if self._ended:
+            if self._ended or self._is_disabled:
                 unwanted, self._waiting = self._waiting, None
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._write, name="prefixes", daemon=True)

@@ -1,8 +1,7 @@
 """Activations: the values that operations read and make, and the tokens of a run that they have rows for."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from localllm.arch.routing import Routing
 
@@ -48,11 +47,3 @@ class Node(Protocol):
 
     @property
     def output(self) -> Activation: ...
-
-
-AnyNode = TypeVar("AnyNode", bound=Node)
-
-
-def last_uses(operations: Iterable[AnyNode]) -> dict[Activation, AnyNode]:
-    """Return for each activation the last operation that reads it."""
-    return {x: operation for operation in operations for x in operation.inputs}

@@ -1,5 +1,6 @@
 """Operations of mixtures of experts, and of heads with a matrix each, which are computed like experts."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -184,9 +185,10 @@ class AddExpertSquares(ChoiceOperation):
 class ExpertVerbs(Recording):
     """The recorder's implementation of the verbs of experts."""
 
-    def __init__(self, vocab_size: int, width: int, context: int):
-        super().__init__(vocab_size, width, context)
-        self._heads: dict[tuple[int, Rows], RoutedActivation] = {}
+    @cached_property
+    def _heads(self) -> dict[tuple[int, Rows], RoutedActivation]:
+        """The routing of heads with a matrix each, by their number and rows."""
+        return {}
 
     def route(
         self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None

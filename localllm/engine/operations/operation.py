@@ -13,7 +13,7 @@ import numpy as np
 from localllm.arch.layer_state import State
 from localllm.arch.weights import Weight
 from localllm.engine.lower.steps import StepPlaces, Steps, Target
-from localllm.engine.operations.activation import Activation, last_uses
+from localllm.engine.operations.activation import Activation
 from localllm.frozen import frozen
 from localllm.kernels.verbs import where
 
@@ -118,6 +118,11 @@ def lower_operations(
     if not exported:
         steps.emit_logits(operations[-1].output)
     return steps
+
+
+def last_uses(operations: Iterable[Operation]) -> dict[Activation, Operation]:
+    """Return for each activation the last operation that reads it."""
+    return {x: operation for operation in operations for x in operation.inputs}
 
 
 def lower(steps: Steps, operation: Operation, target: Target) -> None:

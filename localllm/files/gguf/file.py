@@ -19,7 +19,7 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.header import MAGIC, NEEDED, TensorEntry, printable, read_header
 from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.quant.formats import Format
-from localllm.system.files import open_file
+from localllm.system.files import open_file, version_of
 from localllm.system.memory import is_out_of_memory, prefer_huge_pages
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
@@ -100,6 +100,10 @@ class GGUFFile:
         for tensor in self.tensors.values():
             weights[tensor.format.name] += math.prod(tensor.shape)
         return weights.most_common(1)[0][0] if weights else "none"
+
+    def versions(self) -> list[tuple[int, int, int]]:
+        """Return the size and times of each file. Raises OSError."""
+        return [version_of(path) for path in self.parts]
 
     @property
     def type_name(self) -> str:

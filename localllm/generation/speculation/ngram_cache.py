@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -171,13 +172,18 @@ class NgramCache:
     Nothing leaves the computer.
     """
 
-    def __init__(self, vocab_size: int, name: str | None):
-        """Open the cache of a vocabulary; name: of its file, None for no file."""
-        self._vocab_size, self._name = vocab_size, name
+    def __init__(self, vocab_size: int, pieces: Sequence[str] | None):
+        """Open the cache of a vocabulary; pieces: its tokens' texts, which name its file, None for no file."""
+        self._vocab_size, self._pieces = vocab_size, pieces
         self.lock = lock_for(self)
         self._earlier: TokenCorpus | None = None
         self._added = deque[tuple[np.ndarray, bool]]()  # since `collect`
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
+
+    @cached_property
+    def _name(self) -> str | None:
+        """The name of the file, None for no file."""
+        return None if self._pieces is None else vocabulary_name(self._pieces)
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
         """Queue a text; its first `known` tokens were added before. is_kept: also add it to the file."""

@@ -25,12 +25,18 @@ from localllm.engine.cuda.devices import GpuPlacement, layers_on
 from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
 from localllm.engine.embedding_only import EmbeddingOnlyEngine
 from localllm.engine.forks import Refusal, lock_for, was_forked
-from localllm.engine.operations.activation import ALL, WANTED, Activation, last_uses
+from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Elementwise, Scale
 from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
 from localllm.engine.operations.linear import Linear
-from localllm.engine.operations.operation import Operation, StateOperation, insert_activation_forms, operation
+from localllm.engine.operations.operation import (
+    Operation,
+    StateOperation,
+    insert_activation_forms,
+    last_uses,
+    operation,
+)
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.run import Runs
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
@@ -615,14 +621,13 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))
     monkeypatch.setattr(api, "architecture", lambda file: (None, h))
     monkeypatch.setattr(api, "tokenizer_of", lambda file: SimpleNamespace(pieces="pieces"))
-    monkeypatch.setattr(api, "vocabulary_name", lambda pieces: f"of {pieces}")
     monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
     monkeypatch.setattr("localllm.engine.memory.prefix_store.PrefixStore", lambda *given: given)
     monkeypatch.setattr("localllm.files.gguf.mapped_pages.prefault", told.append)
     made: Any = api.open_model("p", **given)
-    assert made[5:] == ((engine, file) if keeps else None, (9, "of pieces") if guesses else None)
+    assert made[5:] == ((engine, file) if keeps else None, (9, "pieces") if guesses else None)
     assert made[0] is file and made[2:5] == (engine, None, given.get("threads")) and told[0] is file
     usual = {"context": None, "kv_type": "f16", "backend": "cpu", "gpu_layers": "auto", "observer": None}
     wanted = {**usual, **{name: value for name, value in given.items() if name in usual}}

@@ -237,13 +237,13 @@ def test_what_rows_of_images_depend_on(tmp_path, monkeypatch):
     for name in ("a.py", "b.py", "c.txt"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     known = {"fingerprint": b"projector", "state": "state"}
-    monkeypatch.setattr(seen_rows, "state_of", lambda file: known["state"])
+    file = SimpleNamespace(versions=lambda: known["state"])
     monkeypatch.setattr(seen_rows, "fingerprint", lambda file, state, operations, kept: (
-        f"{file} {state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
+        f"{state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
     found, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
 
     def made() -> bytes:
-        return seen_rows.projector_fingerprint("file", "operations", modules)
+        return seen_rows.projector_fingerprint(file, "operations", modules)
 
     first = made()
     glob = Path.glob

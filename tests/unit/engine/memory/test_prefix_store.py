@@ -606,7 +606,7 @@ class Written:
         self.closed, self.pruned, self.error = list[str](), 0, None
         self.kept = prefixes.PrefixStore(
             SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
-            SimpleNamespace(path="name.gguf", parts=[__file__]),  # type: ignore[arg-type]
+            SimpleNamespace(path="name.gguf", versions=list),  # type: ignore[arg-type]
         )
         monkeypatch.setattr(self.kept, "_write_pieces", self.write)
         monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))

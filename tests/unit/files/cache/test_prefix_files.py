@@ -72,11 +72,10 @@ class World:
             vocab_size=2, sequence=self.sequence, images_among=lambda ids: [f"images of {len(ids)}"],
             lock=Lock(),
         )  # fmt: skip
-        for name, value in (("fingerprint", lambda *given: b"root" * 8), ("state_of", lambda file: self.state),
-                            ("is_worth_caching", lambda ids: True)):  # fmt: skip
+        for name, value in (("fingerprint", lambda *given: b"root" * 8), ("is_worth_caching", lambda ids: True)):
             monkeypatch.setattr(prefixes, name, value)
         self.state = "as it was"
-        self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf"))
+        self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf", versions=lambda: self.state))
 
     def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
         self.sequences.append(SimpleNamespace(

@@ -11,7 +11,15 @@ from localllm.files.cache import ngram_cache_file as written_file
 from localllm.generation.speculation import ngram_cache as written
 from localllm.generation.speculation.acceptance import SURE
 from localllm.generation.speculation.ngram import NGrams, from_text
-from localllm.generation.speculation.ngram_cache import GAP, GRAM, LEAST, NOTHING, NgramCache, TokenCorpus
+from localllm.generation.speculation.ngram_cache import (
+    GAP,
+    GRAM,
+    LEAST,
+    NOTHING,
+    NgramCache,
+    TokenCorpus,
+    vocabulary_name,
+)
 
 
 def of(*texts: list[int]) -> TokenCorpus:
@@ -155,7 +163,7 @@ def test_a_damaged_file_was_never_there(cache, damage):
     first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
-    path = cache / "v"
+    path = cache / str(vocabulary_name("v"))
     data = bytearray(path.read_bytes())
     if damage == "cut":
         data = data[:-5]
