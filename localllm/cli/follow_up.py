@@ -13,7 +13,7 @@ from localllm.services.sessions import SavedChat, SessionFile, parse, visible_fi
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 
 class Thread:

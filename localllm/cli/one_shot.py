@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from localllm.generation.generate import Generation, GenerationOptions
     from localllm.services.receipts import Choices
     from localllm.services.remote.http import Endpoint
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 
 class Answered(NamedTuple):

@@ -14,7 +14,7 @@ from localllm.errors import ContextError, UsageError
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import Generation, GenerationOptions
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 Encoding = Annotated[
     str | None,

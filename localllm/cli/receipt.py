@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
     from localllm.services.receipts import Choices
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 
 def prepare_options(

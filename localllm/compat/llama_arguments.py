@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 from localllm.generation.arguments import AnswerArguments
 from localllm.generation.sampling.options import ABOVE_0, ORDER
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model

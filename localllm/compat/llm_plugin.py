@@ -16,7 +16,7 @@ from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 PREFIX = "localllm/"
 EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # in names of models for vectors

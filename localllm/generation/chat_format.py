@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from localllm.errors import ModelError, UsageError
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import Tags, format_of
-from localllm.text.marker_escaping import BREAK, Message
+from localllm.text.messages import Message
+from localllm.text.special_tokens import BREAK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

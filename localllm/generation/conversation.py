@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from localllm.generation.generate import GenerationOptions
 from localllm.images.parts import texts_of
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 
 class PartialAnswer(NamedTuple):

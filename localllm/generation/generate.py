@@ -12,7 +12,7 @@ from localllm.generation.request import Completion, Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.task import Task
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

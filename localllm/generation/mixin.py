@@ -11,7 +11,7 @@ from localllm.generation.conversation import is_conversation
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.request import Completion, Request
 from localllm.generation.session import Session
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 from localllm.values import require_several, require_text, whole_number
 
 if TYPE_CHECKING:

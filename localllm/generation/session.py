@@ -17,8 +17,7 @@ from localllm.generation.reasoning import Tags, Thinking, template_variables
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.images.parts import extract_images
-from localllm.text.marker_escaping import Message
-from localllm.text.messages import validate_messages
+from localllm.text.messages import Message, validate_messages
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 

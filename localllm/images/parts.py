@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import is_bare_base64, is_data_url
-from localllm.text.marker_escaping import IMAGE, Message
+from localllm.text.messages import Message
+from localllm.text.special_tokens import IMAGE
 
 
 def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[object]]:

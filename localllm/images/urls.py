@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.images.opened import import_pillow, load_image, read_source
 from localllm.images.parts import has_image, is_image, source_of
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 MEDIA_TYPES = {"JPEG": "image/jpeg", "PNG": "image/png"}  # every server reads these
 ORIENTATION = 0x0112  # EXIF tag

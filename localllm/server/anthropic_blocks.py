@@ -15,7 +15,7 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.text_files import decode_text
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 THOUGHTS = ("thinking", "redacted_thinking")
 CALL, RESULT = "tool_use", "tool_result"  # suffixes of types: server_tool_use is a call, too

@@ -39,7 +39,7 @@ from localllm.server.request_options import (
     parse_sampling,
 )
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool, ToolUse

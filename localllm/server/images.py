@@ -9,7 +9,7 @@ from localllm.errors import UsageError
 from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.images.parts import images_of
 from localllm.server.fields import Body
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 TYPES = ("image_url", "input_image", "image")  # types of parts: Chat Completions, Responses, Anthropic
 MAX_IMAGES = 64  # per request

@@ -8,8 +8,7 @@ from localllm.server.fields import type_name
 from localllm.server.images import TYPES, image_part
 from localllm.server.text_files import TYPES as FILE_TYPES
 from localllm.server.text_files import file_part
-from localllm.text.marker_escaping import Message
-from localllm.text.messages import ROLES, modernize
+from localllm.text.messages import ROLES, Message, modernize
 
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
 TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text

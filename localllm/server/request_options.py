@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server.fields import Body, type_name
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint

@@ -18,8 +18,7 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.request_options import flat_name
-from localllm.text.marker_escaping import Message
-from localllm.text.messages import ROLES
+from localllm.text.messages import ROLES, Message
 
 CALL, OUTPUT = "_call", "_output"  # suffixes of item types
 RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with its result

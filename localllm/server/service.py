@@ -20,7 +20,7 @@ from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.response_stream import Subscriber, TokenEvent
 from localllm.server.worker import Worker
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import Generation
     from localllm.services.remote.model import RemoteGeneration, RemoteModel
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 MOST_BYTES = 16 << 20  # longer conversations are not saved
 VERSION = 1  # of sessions' layout

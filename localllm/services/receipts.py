@@ -33,7 +33,7 @@ from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor
 from localllm.system.cpu import system_name
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model

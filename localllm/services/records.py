@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 Asked = str | list[Message]
 IMAGE = "image"  # the field

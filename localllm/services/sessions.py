@@ -26,7 +26,7 @@ from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
 from localllm.system.files import name_problem, open_file, sync
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.files.gguf.file import GGUFFile

@@ -6,9 +6,11 @@ are merged into the leading one or into a user's message, and consecutive messag
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from localllm.errors import UsageError
-from localllm.text.marker_escaping import Message
+
+Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 # What other programs call a role, and what templates call it.
 ROLES = {

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from localllm.text.marker_escaping import BREAK
+from localllm.text.special_tokens import BREAK
 from localllm.text.template_limits import (
     BITS,
     GATHERING,

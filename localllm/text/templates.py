@@ -18,8 +18,7 @@ from jinja2 import TemplateSyntaxError
 from localllm.errors import ModelError, UsageError
 from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, choose_template
-from localllm.text.marker_escaping import Message
-from localllm.text.messages import ANSWERED, arrangements, system_probe
+from localllm.text.messages import ANSWERED, Message, arrangements, system_probe
 from localllm.text.sandbox import RefusalError, compile_template, render_template
 from localllm.text.template_limits import LimitError
 

@@ -15,9 +15,8 @@ from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.marker_escaping import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
-from localllm.text.special_tokens import SpecialTokens
+from localllm.text.special_tokens import BREAK, IMAGE, Markers, SpecialTokens, without_surrogates
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.token_types import CONTROL, MARK_TEXTS, UNKNOWN, USER_DEFINED, end_texts, tokens_of_types
 from localllm.text.vocabulary import Vocabulary, read_vocabulary

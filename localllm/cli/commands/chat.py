@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import GenerationOptions
     from localllm.services.remote.http import Endpoint
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 
 @frozen

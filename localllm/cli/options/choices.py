@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 Choices = Annotated[
     str | None,

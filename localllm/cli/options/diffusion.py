@@ -14,7 +14,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.diffusion import DiffusionOptions
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 

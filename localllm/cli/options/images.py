@@ -10,7 +10,7 @@ from localllm.cli.terminal.output import stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 Projector = Annotated[
     str | None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import Generation, GenerationOptions
     from localllm.generation.tools.tool_call import ToolCall
-    from localllm.text.marker_escaping import Message
+    from localllm.text.messages import Message
 
 REFUSED = "error: the user does not allow this call"
 ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was allowed

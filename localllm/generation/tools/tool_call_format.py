@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from localllm.errors import LocalllmError
 from localllm.frozen import frozen
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 ID = "\ufdd2"  # a noncharacter, the placeholder of a call's id
 NAME, SAID = "qx_alpha", "Xyzzy"

@@ -22,7 +22,7 @@ from localllm.generation.tools.tool_call_format import (
     calling,
 )
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, generic_tool_prompt
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 

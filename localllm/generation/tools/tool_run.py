@@ -9,7 +9,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.generation.reasoning import TextIterator, TextPart
 from localllm.generation.tools.python_tools import name_of, perform, run_alone, wait_for
 from localllm.generation.tools.tool_call import ToolCall
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 from localllm.values import whole_number
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from localllm.images.urls import to_data_urls
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_object, json_objects
-from localllm.text.marker_escaping import Message
+from localllm.text.messages import Message
 
 CHAT, TEXT = "/chat/completions", "/completions"
 MOST = 16  # answers to one prompt

@@ -7,7 +7,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.text.marker_escaping import without_surrogates
+from localllm.text.special_tokens import without_surrogates
 
 MOST = 30_000  # characters of a result
 

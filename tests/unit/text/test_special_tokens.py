@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.session import Session
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
-from localllm.text.marker_escaping import BREAK, Markers
+from localllm.text.special_tokens import BREAK, Markers
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from tests.unit.text.test_tokenizer import CONTROL, USER_DEFINED, byte_level, released_vocabulary, vocabulary  # noqa: F401 (fixtures)
