@@ -1,18 +1,65 @@
-"""The state that a layer keeps of past tokens, as its family declares it.
+"""The state that a layer keeps of past tokens, as its family declares it, and the types of the KV cache.
 
 The cache allocates it, memory estimates add it up, and attention reads it.
+
+Below 8 bits, one outlier would spoil the scale of its block. So keys and values are first multiplied with an
+orthonormal Hadamard matrix, which spreads every number over its block (QuaRot, Ashkboos et al. 2024). Queries are
+multiplied with the keys' matrix, which keeps the scores, and results with the values' matrix, which undoes it.
 """
 
 from collections.abc import Sequence
-from math import prod
-from typing import ClassVar
+from math import gcd, prod
+from typing import ClassVar, NamedTuple, Self
 
-from localllm.arch.kv_cache_types import KVType, rotation, stored_bytes
+from localllm.errors import UsageError
 from localllm.frozen import frozen
 
+# By type: how many numbers a block has, and its bytes.
+STORAGE = {
+    "f16": (16, 32), "f32": (16, 64), "bf16": (16, 32), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
+    "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18),
+}  # fmt: skip
+ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+ON_GPU = ("f16", "f32", "q8_0", "q4_1", "q4_0")  # types that localllm.kernels.cuda.attention supports
+USUAL = "f16"
 # Tokens before an attention window that stay cached, so that a conversation can rewind that far without recomputing
 # its window. The cache frees tokens in steps of the same size.
 SLACK = 512
+
+
+class KVType(NamedTuple):
+    """The types of keys and of values in the cache, each a key of STORAGE."""
+
+    keys: str = USUAL
+    values: str = USUAL
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse a type as users write it: q8_0 for both, or k=q8_0,v=q4_0; a side that is left out is F16.
+
+        Raises UsageError.
+        """
+        parts = [part.partition("=") for part in (text if "=" in text else f"k={text},v={text}").split(",")]
+        sides = {side: kind for side, _, kind in parts}
+        if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
+            names = ", ".join(STORAGE)
+            raise UsageError(f"unknown type of KV cache {text!r}: use one of {names}, or two as in k=q8_0,v=q4_0")
+        return cls(sides.get("k", USUAL), sides.get("v", USUAL))
+
+
+def stored_bytes(numbers: int, kind: str) -> int:
+    """Compute the bytes of `numbers` numbers in a cache of that type; they are padded to whole blocks."""
+    block, size = STORAGE[kind]
+    return -(-numbers // block) * size
+
+
+def rotation(kind: str, *dims: int) -> int:
+    """Return the size of the Hadamard matrices for heads of these lengths; 1 for none.
+
+    It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
+    """
+    whole = gcd(*dims)
+    return whole & -whole if kind in ROTATED else 1
 
 
 def window_tokens(tokens: int, window: int | None) -> int:
@@ -41,7 +88,7 @@ class Paged:
         return window_tokens(tokens, self.window) * self.kv_heads * per_head
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
-        """Return the sizes of the Hadamard matrices for keys and values, see localllm.arch.kv_cache_types."""
+        """Return the sizes of the Hadamard matrices for keys and values, see `rotation`."""
         return rotation(kv_type.keys, self.key_dim), rotation(kv_type.values, self.value_dim)
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import UsageError
 from localllm.frozen import frozen

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import State
+from localllm.arch.layer_state import KVType, State
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span

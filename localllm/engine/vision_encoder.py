@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.verbs import Activation
 from localllm.arch.vision import projector
 from localllm.arch.vision.hyperparameters import Vision

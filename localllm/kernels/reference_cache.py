@@ -26,7 +26,7 @@ class ReferenceCache:
         """
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
-        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types
+        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.layer_state
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
         """Store new keys and values after the first `position` tokens; return all keys and values of the layer.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.operations.linear import with_bias
 from localllm.engine.operations.reference import Reference

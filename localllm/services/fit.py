@@ -8,8 +8,7 @@ from typing import TypedDict
 
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import cache_bytes
+from localllm.arch.layer_state import KVType, cache_bytes
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes

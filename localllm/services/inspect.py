@@ -12,8 +12,7 @@ from localllm.arch import architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import cache_bytes
+from localllm.arch.layer_state import KVType, cache_bytes
 from localllm.arch.metadata import Fields
 from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.pooling import NONE, read_pooling

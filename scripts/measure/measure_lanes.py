@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from synthetic_blocks import PLAIN, random_matrix
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.engine.cpu import matmul
 from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import VERBS, optimize_graph

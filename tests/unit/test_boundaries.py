@@ -295,8 +295,7 @@ def test_a_run_ends_where_the_next_begins(later: int):
 
 def test_two_caches_are_as_one():
     """Of the computer and of a card: each gets its part of what is kept, and no more or less is taken."""
-    from localllm.arch.kv_cache_types import KVType
-    from localllm.arch.layer_state import Paged
+    from localllm.arch.layer_state import KVType, Paged
     from localllm.engine.memory.cache import KVCache
     from localllm.engine.memory.joint_cache import JointCache
 
@@ -317,8 +316,7 @@ def test_two_caches_are_as_one():
 
 
 def test_a_cache_that_nothing_can_hold(monkeypatch):
-    from localllm.arch.kv_cache_types import KVType
-    from localllm.arch.layer_state import Paged
+    from localllm.arch.layer_state import KVType, Paged
     from localllm.engine.memory import cache
 
     def refuse(self, size):

@@ -87,7 +87,7 @@ def fit(
 
 def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:
     """Print the ranking of --all. Raises UsageError."""
-    from localllm.arch.kv_cache_types import KVType
+    from localllm.arch.layer_state import KVType
     from localllm.services.fit_all import CONTEXT, ORDERS, fit_all
 
     if model is not None:

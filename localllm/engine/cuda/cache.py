@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import State
+from localllm.arch.layer_state import KVType, State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.placement import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from localllm.arch.kv_cache_types import ON_GPU, KVType
-from localllm.arch.layer_state import State
+from localllm.arch.layer_state import ON_GPU, KVType, State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.device import open_card as open_card  # callers import it from here

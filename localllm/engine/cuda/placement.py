@@ -5,8 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import KVType, Recurrent, State
 from localllm.engine.memory.recurrent import SNAPSHOTS
 from localllm.engine.trace.split import LAYER
 from localllm.errors import MemoryLimitError

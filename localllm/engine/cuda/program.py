@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import KVType, Recurrent, State
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
 from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of

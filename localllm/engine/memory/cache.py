@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType, stored_bytes
-from localllm.arch.layer_state import Latent, Paged, Recurrent, State
+from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent, State, stored_bytes
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.system.memory import Region, address_room
@@ -59,7 +58,7 @@ class Streams(NamedTuple):
     start: int  # offset in the reserved memory
     heads: int
     token_bytes: int  # bytes per token and head
-    kind: str  # a key of localllm.arch.kv_cache_types.STORAGE
+    kind: str  # a key of localllm.arch.layer_state.STORAGE
 
 
 class KVCache:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.operation import Operation

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.engine.memory.fingerprint import fingerprint
 from localllm.engine.operations.operation import Operation
 from localllm.errors import LocalllmError

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import State
+from localllm.arch.layer_state import KVType, State
 from localllm.engine.memory.cache import KVCache, Reserved, Streams
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation

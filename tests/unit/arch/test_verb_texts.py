@@ -18,8 +18,7 @@ from localllm.arch.feed_forward import (
     shared_expert,
 )
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import SLACK, Latent, Paged, Recurrent, cache_bytes, window_tokens
+from localllm.arch.layer_state import SLACK, KVType, Latent, Paged, Recurrent, cache_bytes, window_tokens
 from localllm.arch.pooling import DENSE, pool_texts, read_pooling
 from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project

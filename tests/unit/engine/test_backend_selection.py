@@ -11,8 +11,7 @@ import pytest
 
 from localllm import api, arch, builtin_model
 from localllm.api import Model
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.layer_state import KVType, Paged, Recurrent
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.engine import backend_selection as opening

@@ -19,7 +19,7 @@ from step_costs import Free
 
 from localllm import api
 from localllm.arch import architecture
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.mtp import MtpOutput, has_mtp_layer, mtp_state
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head

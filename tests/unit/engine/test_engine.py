@@ -13,8 +13,7 @@ from engines import SingleEngine, bound, open_engine
 from guarded import model as small_model
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Paged
+from localllm.arch.layer_state import KVType, Paged
 from localllm.engine.memory import cache
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError

@@ -8,8 +8,7 @@ from tiny_hybrid import write_tiny_hybrid
 
 import localllm
 from localllm.arch import architecture
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Recurrent, cache_bytes
+from localllm.arch.layer_state import KVType, Recurrent, cache_bytes
 from localllm.engine.engine import REREAD, Engine
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.fusion import with_integers

@@ -13,7 +13,7 @@ from models.golden import FOLDER
 from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.vision.anyres import Anyres, arrange_rows
 from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used

@@ -19,7 +19,7 @@ from kernel_calls import dequantized
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.main import main
 from localllm.engine.engine import Engine

@@ -22,7 +22,7 @@ from terminal import Terminal
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.commands import bench as bench_command
 from localllm.cli.commands.bench import NARROW, Numbers, cells

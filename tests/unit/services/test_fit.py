@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Paged, cache_bytes
+from localllm.arch.layer_state import KVType, Paged, cache_bytes
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME

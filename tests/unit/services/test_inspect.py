@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny_model
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.pooling import NONE
 from localllm.errors import ModelError, UsageError
 from localllm.quant.formats import BY_NAME

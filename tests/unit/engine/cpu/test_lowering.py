@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import KVType
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight

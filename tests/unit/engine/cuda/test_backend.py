@@ -9,8 +9,7 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Paged
+from localllm.arch.layer_state import KVType, Paged
 from localllm.arch.weights import Weight
 from localllm.engine import backend_selection as opening
 from localllm.engine.cuda import attention as cuda_attention

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.layer_state import KVType, Latent, Paged
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from simulated import SimulatedCard
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import KVCache, ranges
 from localllm.engine.memory.cache_pool import CachePool

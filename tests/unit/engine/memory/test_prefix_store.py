@@ -23,8 +23,7 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import SLACK
+from localllm.arch.layer_state import SLACK, KVType
 from localllm.engine.memory import fingerprint
 from localllm.engine.memory import prefix_store as prefixes
 from localllm.engine.memory.fingerprint import describe_operations, plain, sample

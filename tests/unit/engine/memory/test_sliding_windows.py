@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from localllm.arch.kv_cache_types import KVType
-from localllm.arch.layer_state import SLACK, Paged
+from localllm.arch.layer_state import SLACK, KVType, Paged
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simulated import launch
 
-from localllm.arch.kv_cache_types import ON_GPU
+from localllm.arch.layer_state import ON_GPU
 from localllm.engine.cuda.attention import FewTokenAttention
 from localllm.kernels.arguments import PAGE, SEQUENCE
 

@@ -7,7 +7,7 @@ import pytest
 from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 
-from localllm.arch.kv_cache_types import ON_GPU
+from localllm.arch.layer_state import ON_GPU
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters

@@ -20,7 +20,7 @@ from kernel_calls import (
     written,
 )
 
-from localllm.arch import kv_cache_types as storage
+from localllm.arch import layer_state as storage
 from localllm.cli.registry import params_of
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
