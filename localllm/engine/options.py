@@ -1,6 +1,7 @@
 """Options of an engine, from the command line or the Python API."""
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from localllm.arch.layer_state import KVType
@@ -44,12 +45,12 @@ class EngineOptions:
     observer: ImatrixCollector | None = None
     rope: "RopeScaling | None" = None
 
-    @property
+    @cached_property
     def kv_cache_type(self) -> KVType:
         """Storage type of keys and values. Raises UsageError."""
         return KVType.of(self.kv_type)
 
-    @property
+    @cached_property
     def thread_count(self) -> int:
         """Number of compute threads. Raises UsageError."""
         count = usable_cores() if self.threads is None else self.threads

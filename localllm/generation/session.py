@@ -244,14 +244,15 @@ class Session(Conversation[Generation]):
         options: include the template's variables. Texts of control tokens in messages are plain text: only the template
         writes control tokens. Raises UsageError.
         """
-        return self._encode(*extract_images(messages), options).ids
+        messages, images = extract_images(messages)
+        return self._encode(validate_messages(messages), images, options).ids
 
     def _encode(
         self, messages: Sequence[Message], images: Sequence[object], options: GenerationOptions | None
     ) -> Prompt:
-        """Encode messages that have an IMAGE character for each image."""
+        """Encode valid messages that have an IMAGE character for each image."""
         self.require_conversation()
-        chosen, messages = options or GenerationOptions(), validate_messages(messages)
+        chosen = options or GenerationOptions()
         format = self._format(chosen)
         begun = find_partial_answer(messages, chosen.continue_final, format.thoughts)
         is_thought = begun is not None and bool(begun.thinking) and not begun.text

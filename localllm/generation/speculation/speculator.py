@@ -6,6 +6,7 @@ would slow down the other answers.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.image_tokens import has_images, without_images
@@ -59,7 +60,12 @@ class Speculator:
 
     def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
         """Set up; held: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
-        self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
+        self._engine, self._written, self._held = engine, written, held
+
+    @cached_property
+    def _costs(self) -> StepCostModel:
+        """The costs of steps, measured from the first decode step on."""
+        return StepCostModel()
 
     def listen(self, answering: Completion, others: int = 0) -> None:
         """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
