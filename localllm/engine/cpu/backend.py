@@ -9,7 +9,7 @@ from localllm.engine.cpu.program import Program, compile_program
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.cache_pool import CachePool
+from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions

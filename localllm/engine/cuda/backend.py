@@ -13,8 +13,8 @@ from localllm.engine.cuda.recurrent import CardLayout
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Crossing, Operation
 from localllm.engine.options import EngineOptions

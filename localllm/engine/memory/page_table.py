@@ -1,6 +1,7 @@
-"""Pages of the cache, and a sequence's page table: which pages hold its tokens, with copy on write among forks.
+"""Pages of the cache, the page table of a sequence, and the pool from which sequences get their states.
 
 A page is PAGE consecutive token slots, the same in every layer and head; its memory is in localllm.engine.memory.cache.
+A page table lists the pages that hold a sequence's tokens, with copy on write among forks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,8 @@ import numpy as np
 from localllm.arch.layer_state import SLACK
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.recurrent import RecurrentState, StateLayout
+from localllm.engine.memory.sequence_state import HybridState, SequenceState
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
@@ -214,3 +217,25 @@ class PageTable:
     def close(self) -> None:
         """Release all pages."""
         self.truncate(0)
+
+
+class CachePool:
+    """Creates the states of sequences.
+
+    Attributes:
+        pages: of the cache.  layout: of recurrent states, if there are any.
+        bytes_per_token: memory of one token in all layers.
+    """
+
+    def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):
+        self._cache, self.layout, self.pages = cache, layout, Pages(cache.pages)
+        self.bytes_per_token = cache.bytes_per_token
+
+    def store(self) -> SequenceState:
+        """Create the state of a new sequence."""
+        pages = PageTable(self._cache, self.pages)
+        return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
+
+    def cache_usage(self) -> tuple[int, int]:
+        """Return how many token slots are in use and how many there are, in whole pages."""
+        return PAGE * self.pages.used, PAGE * len(self.pages)

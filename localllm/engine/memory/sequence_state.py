@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from localllm.engine.memory.page_table import PageTable
-from localllm.engine.memory.recurrent import RecurrentState
+if TYPE_CHECKING:
+    from localllm.engine.memory.page_table import PageTable
+    from localllm.engine.memory.recurrent import RecurrentState
 
 
 class SequenceState(Protocol):
@@ -72,7 +73,7 @@ class PagedStore(SequenceState, Protocol):
 class HybridState:
     """Cache pages and recurrent states; `truncate` goes back to where both can."""
 
-    def __init__(self, pages: PageTable, states: RecurrentState):
+    def __init__(self, pages: "PageTable", states: "RecurrentState"):
         self._pages, self._states = pages, states
 
     @property
