@@ -112,7 +112,6 @@ class Ladder:
         self._files = [self._part_files(rung) for rung in rungs]
         self._jobs = [rung.plan.jobs for rung in rungs]
         self._names = [job.tensor.name for job in self._jobs[0]]
-        self._importances = dict[int, np.ndarray | None]()
         self._guard = rungs[0].plan.guard
         self._state = State(os.path.realpath(rungs[0].paths[0]) + STATE, self._key())
         self._inputs = inputs

@@ -18,7 +18,6 @@ FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 REPLACE_FOR = 1.0  # seconds to retry on Windows: a virus scanner may have the file open
 # Windows: CreateFileW's access and sharing flags.
 READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
-IS_OPEN, EXISTS = 32, 80  # Windows' errors
 
 
 # ---- places

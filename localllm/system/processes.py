@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 BACKGROUND = 10  # niceness of background processes
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
-MUTEX_BYTES = 64  # room for a mutex or condition variable: Linux needs 48, macOS 64, Windows 8
 OUT_OF_TIME = 1816  # Windows: exit code of a process that exceeded its job's time limit, ERROR_NOT_ENOUGH_QUOTA
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 

@@ -159,7 +159,7 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
         return values_of(asked, context, begun)
     if begun.startswith("-"):
         names = command.shell_complete(context, begun)
-        return "nothing", starting(begun, [(each.value, meaning_of(each.help or "")) for each in names])
+        return "nothing", starting(begun, [(each.value, (each.help or "").partition("  [")[0]) for each in names])
     arguments, place = [param for param in params if param.is_argument], place_of(before[1:], options)
     if not arguments or (place >= len(arguments) and not arguments[-1].many):
         return "nothing", []
@@ -206,7 +206,3 @@ def kind_of(param: Parameter, words: Sequence[str]) -> str:
 def starting(begun: str, words: Sequence[Word]) -> list[Word]:
     """Return the words that begin with the partial word."""
     return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(begun)]
-
-
-def meaning_of(help: str) -> str:
-    return help.partition("  [")[0]

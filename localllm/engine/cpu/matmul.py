@@ -157,7 +157,7 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     if not target.in_tiles:
         return product
     kernel, more, panels = in_tiles(steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored)
-    scratch = max(product.scratch, tile_scratch())
+    scratch = max(product.scratch, CALL_BYTES + TILES_SCRATCH)
     return Call(kernel, arguments | more, [*product.reads, panels], y, scratch)
 
 
@@ -244,11 +244,6 @@ def in_tiles(
 def needs_both_planes(format: str, is_stored: bool) -> bool:
     """Return whether a product always uses both BF16 planes of its panels."""
     return is_stored or format == "F32"
-
-
-def tile_scratch() -> int:
-    """Return the scratch bytes of a thread for products in tiles."""
-    return CALL_BYTES + TILES_SCRATCH
 
 
 def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:

@@ -96,7 +96,7 @@ class Speculator:
             return [[] for _ in answers]
         for answering in answers:
             draft: list[int] = []
-            if wants_guesses(answering):
+            if answering.options.speculate != "off":
                 answering.guesses = answering.guesses or self._start(answering)
                 draft = answering.guesses.draft(most_guessed(answering), others)
             drafts.append(draft)
@@ -118,10 +118,6 @@ class Speculator:
             known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
             proposers.append(DraftModel(follower, known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
         return Guesses(proposers, self._costs)
-
-
-def wants_guesses(answering: Completion) -> bool:
-    return answering.options.speculate != "off"
 
 
 def most_guessed(answering: Completion) -> int:

@@ -190,9 +190,10 @@ class ToolCallParser:
         assert marks
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
         if form.texts and (head := mid.match(self._held, place)):
-            end = close.search(self._held, head.end())
-            text = self._held[head.end() : end.start()].replace(ESCAPE, "") if end else ""
-            return (form.read(text) if marks.text == marks.json else quote_json(text), end.end()) if end else None
+            if not (end := close.search(self._held, head.end())):
+                return None
+            text = self._held[head.end() : end.start()].replace(ESCAPE, "")
+            return form.read(text) if marks.text == marks.json else json.dumps(text, ensure_ascii=False), end.end()
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
         if not (head := mid.match(self._held, place)):
             return None
@@ -239,11 +240,6 @@ class JsonScan:
                     self.ended = True
                     return place + 1
         return len(text)
-
-
-def quote_json(text: str) -> str:
-    """Quote a text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
