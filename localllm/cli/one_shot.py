@@ -22,7 +22,7 @@ from localllm.cli.options.one_shot import (
     encode_infill,
 )
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.parameters import given_fields
+from localllm.cli.parameters import select_given
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
@@ -75,11 +75,11 @@ class OneShot:
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
         self.started, self.line = perf_counter(), ProgressLine()
-        self.place = self.endpoint.place() if given_fields(self.endpoint) else None
+        self.place = self.endpoint.place() if select_given(self.endpoint) else None
         thread = self.open_thread()
         given = self.read()
         longer = self.long_prompt()
-        suffix = self.infill.text(self.prompt.encoding, self.most_bytes) if given_fields(self.infill) else None
+        suffix = self.infill.text(self.prompt.encoding, self.most_bytes) if select_given(self.infill) else None
         system = options.system_message(self.prompt.system, self.prompt.system_file)
         chosen = options.generation_options(opening.reading(self.line), self.generation)
         texts = self.require_combination(system, chosen)
@@ -88,7 +88,7 @@ class OneShot:
         with ExitStack() as stack:
             if thread is not None:
                 stack.enter_context(thread)
-            calls = self.tools.open_tools(stack) if given_fields(self.tools) else None
+            calls = self.tools.open_tools(stack) if select_given(self.tools) else None
             opened = self.open(self.place, stack)
             chosen = opening.with_draft_model(opened, chosen, self.generation.speculate)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
@@ -121,12 +121,12 @@ class OneShot:
     @property
     def continues(self) -> bool:
         """Return whether the prompt is plain text, without a chat template."""
-        return self.prompt.raw or bool(given_fields(self.infill))
+        return self.prompt.raw or bool(select_given(self.infill))
 
     @property
     def has_steps(self) -> bool:
         """Return whether options of diffusion models are given that change an answer."""
-        return bool(given_fields(self.diffusion).keys() - {"visual"})
+        return bool(select_given(self.diffusion).keys() - {"visual"})
 
     @property
     def is_search(self) -> bool:
@@ -185,10 +185,10 @@ class OneShot:
         """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
         output, ask, is_remote = self.output, self.prompt, self.place is not None
         has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
-        has_tools = bool(given_fields(self.tools)) and self.tools.are_enabled
+        has_tools = bool(select_given(self.tools)) and self.tools.are_enabled
         if self.continues:
             require_no_template("--raw" if ask.raw else "--suffix", system, ask.chat_template, self.generation)
-        if given_fields(self.infill):
+        if select_given(self.infill):
             self.infill.require_plain(
                 raw=ask.raw, images=bool(self.images.image_files), tools=has_tools, choices=has_choices,
                 endpoint=is_remote, receipt=has_receipt, steps=self.has_steps,
@@ -313,7 +313,7 @@ def require_no_template(
     others = {
         "-sys": system is not None,
         "--chat-template": chat_template is not None,
-        "the options for thinking and template variables": bool(given_fields(choices.thoughts)),
+        "the options for thinking and template variables": bool(select_given(choices.thoughts)),
     }
     for other, is_given in others.items():
         if is_given:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.parameters import given_fields, group, number_or_default
+from localllm.cli.parameters import group, number_or_default, select_given
 from localllm.errors import UsageError
 
 
@@ -143,7 +143,7 @@ class ExactSampling:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
-        given = given_fields(self)
+        given = select_given(self)
         if self.dry_sequence_breakers:
             given["dry_sequence_breakers"] = tuple(text for text in self.dry_sequence_breakers if text != "none")
         if self.logit_bias:

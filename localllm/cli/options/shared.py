@@ -8,7 +8,7 @@ import typer
 from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
 from localllm.cli.options.sampling import ExactSampling, Sampling, number
-from localllm.cli.parameters import Also, given_fields, group, number_or_default
+from localllm.cli.parameters import Also, group, number_or_default, select_given
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -304,7 +304,7 @@ class Answers:
 
     def drawing(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
-        return given_fields(self.sampling) | (self.steps.as_fields() if given_fields(self.steps) else {})
+        return select_given(self.sampling) | (self.steps.as_fields() if select_given(self.steps) else {})
 
 
 @group
@@ -355,9 +355,9 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     more: dict[str, Any] = {"ban": tuple(choices.ban or ())}
-    if given_fields(choices.thoughts):
+    if select_given(choices.thoughts):
         more |= choices.thoughts.as_fields()
-    if given_fields(choices.shape):
+    if select_given(choices.shape):
         more["constraint"] = choices.shape.constraint()
     if not isinstance(choices, GenerationGroup):
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)

@@ -140,6 +140,7 @@ def test_what_nobody_reads_does_not_pile_up(monkeypatch):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
     return tmp_path / "written"
 
 
