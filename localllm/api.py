@@ -144,11 +144,8 @@ class Model(GenerationMixin):
         """
         if self.engine.hyperparameters.fills:
             return self.engine.forward_full(token_ids(ids))
-        sequence = self.sequence()
-        try:
+        with closing(self.sequence()) as sequence:
             return sequence.append(token_ids(ids), "all")
-        finally:
-            sequence.close()
 
     def embed(
         self,

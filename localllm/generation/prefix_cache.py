@@ -208,8 +208,8 @@ class PrefixCache:
                 self._turns[loaded.sequence] = turns_of_stored_end(source)
             return loaded and CachedSequence(*loaded)
         if source is None:
-            sequence = self.engine.sequence()
-            return CachedSequence(sequence if query.keep is None else ShiftedSequence(sequence, query.keep))
+            new = self.engine.sequence()
+            return CachedSequence(new if query.keep is None else ShiftedSequence(new, query.keep))
         if source in self.idle and not self.is_shared:
             self.idle.remove(source)
         elif source in self._parked:

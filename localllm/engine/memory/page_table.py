@@ -12,7 +12,7 @@ from localllm.arch.layer_state import SLACK
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
-from localllm.engine.memory.sequence_state import HybridState, SequenceState
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
@@ -216,6 +216,60 @@ class PageTable:
 
     def close(self) -> None:
         """Release all pages."""
+        self.truncate(0)
+
+
+class HybridState:
+    """Cache pages and recurrent states; `truncate` goes back to where both can."""
+
+    def __init__(self, pages: PageTable, states: RecurrentState):
+        self._pages, self._states = pages, states
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        table, _, _ = self._pages.addresses
+        return table, *self._states.addresses
+
+    @property
+    def table(self) -> np.ndarray:
+        return self._pages.table
+
+    def prepare(self, length: int, count: int) -> None:
+        self._pages.prepare(length, count)
+        self._states.prepare(length, count)
+
+    def parts(self, first: int, last: int) -> list[str]:
+        """List PageTable's parts, and "states" if the recurrent states after `last` tokens are known."""
+        return [*self._pages.parts(first, last), *(["states"] if self._states.knows(last) else [])]
+
+    def part(self, name: str, first: int, last: int) -> np.ndarray:
+        if name != "states":
+            return self._pages.part(name, first, last)
+        states = self._states.after(last)
+        assert states is not None
+        return states
+
+    def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
+        """Insert as PageTable does; a sequence can continue only from a `last` whose parts include "states"."""
+        self._pages.put(first, last, parts)
+        if "states" in parts:
+            self._states.put(last, parts["states"])
+
+    def fork(self, length: int) -> "HybridState":
+        return HybridState(self._pages.fork(length), self._states.fork())
+
+    def truncate(self, length: int) -> int:
+        return self._states.truncate(self._pages.truncate(self._states.truncate(length)))
+
+    def shift(self, keep: int, count: int) -> int:
+        """Refuse: recurrent states cannot drop tokens (see localllm.engine.trace.rope_shift)."""
+        raise AssertionError
+
+    def append_from(self, source: "HybridState", first: int, length: int, count: int) -> bool:
+        """Refuse, as `shift`."""
+        raise AssertionError
+
+    def close(self) -> None:
         self.truncate(0)
 
 

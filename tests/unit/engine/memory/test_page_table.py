@@ -10,10 +10,9 @@ from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import KVCache, ranges
 from localllm.engine.memory.joint_cache import JointCache
-from localllm.engine.memory.page_table import CachePool, Pages, PageTable
+from localllm.engine.memory.page_table import CachePool, HybridState, Pages, PageTable
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.run_cache import RunCache
-from localllm.engine.memory.sequence_state import HybridState
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.errors import MemoryLimitError
