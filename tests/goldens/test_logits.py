@@ -143,10 +143,11 @@ def test_common_formats(model_path, name):
     check_golden(name, model_path(name), "cpu", 1e-8 if name.endswith(FLOATS) else 2e-8)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", [name for name in QUANTIZED if not name.startswith("llama-")])
+@pytest.mark.sampled("format")
+@pytest.mark.parametrize(("architecture", "format"), [name.split("-") for name in QUANTIZED if family(name) != "llama"])
 @pytest.mark.usefixtures("lane")
-def test_formats_of_other_architectures(model_path, name):
+def test_formats_of_other_architectures(model_path, architecture, format):
+    name = f"{architecture}-{format}"
     check_golden(name, model_path(name), "cpu", 1e-6 if family(name) in GELU else 3e-8)
 
 

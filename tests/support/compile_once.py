@@ -1,4 +1,7 @@
-"""Workers that test at the same time compile each kernel once: the second waits for what the first keeps."""
+"""Workers that test at the same time compile each kernel once: the second waits for what the first keeps.
+
+Each has one compiler at a time: there is a worker for each core, and to start another compiler takes 0.6 s.
+"""
 
 import os
 import sys
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.kernels.build import compilers
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.objects import object_file
 
@@ -17,6 +21,8 @@ OF_THE_CPU = "localllm.kernels.build.compile"  # the module whose machine code l
 
 def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this process compiles nothing that another one is compiling."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        monkeypatch.setattr(compilers, "logical_cores", lambda: 1)
     compile = Compiler.compile
 
     def compile_or_wait(self: Compiler, name: str) -> bytes:

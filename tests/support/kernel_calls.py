@@ -26,7 +26,8 @@ by_format = pytest.mark.sampled("name", always=COMMON)
 def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None]:
     """Return a function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
-    The kernels `names` are compiled now, in parallel, others when they are called; for a lane, if one is given.
+    The kernels `names` are compiled now, others when they are called: those of formats, of which few have their turn.
+    lane: to compile for, this machine's by default.
     """
     library = Library(compiled_for(names), lane=lane)
 
