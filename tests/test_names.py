@@ -24,17 +24,19 @@ PARTICIPLE = re.compile(
 WITH_PARTICIPLES = ("localllm.kernels.",)
 
 
-def definitions(source: str) -> list[ast.FunctionDef | ast.ClassDef]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+@cache  # to parse all sources takes a second
+def definitions(source: str) -> list[tuple[type, str]]:
+    """Return what a module defines, anywhere in it: ast.FunctionDef or ast.ClassDef, and its name."""
+    nodes = ast.walk(ast.parse(source))
+    return [(type(node), node.name) for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
 def given_up(source: str) -> list[str]:
-    return [node.name for node in definitions(source) if GIVEN_UP.fullmatch(node.name)]
+    return [name for _, name in definitions(source) if GIVEN_UP.fullmatch(name)]
 
 
 def participles(source: str) -> list[str]:
-    functions = [node.name for node in definitions(source) if isinstance(node, ast.FunctionDef)]
-    return [name for name in functions if PARTICIPLE.fullmatch(name)]
+    return [name for kind, name in definitions(source) if kind is ast.FunctionDef and PARTICIPLE.fullmatch(name)]
 
 
 def test_names_that_were_given_up_do_not_come_back():
