@@ -13,7 +13,7 @@ from localllm.frozen import frozen
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.infill import Infill
 from localllm.generation.request import Completion, Request
-from localllm.images.parts import texts_of
+from localllm.images.parts import images_of, texts_of
 from localllm.server.http import Limits, RequestTimeoutError
 from localllm.server.images import resolve_images
 from localllm.server.metrics import Metrics
@@ -303,7 +303,10 @@ def max_prompt_bytes(tokenizer: Tokenizer, context: int) -> int:
 
 def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> list[Prompt]:
     """Replace the images of each conversation by files. Raises UsageError."""
-    return [resolve_images(prompt, folders) if is_chat(prompt) else prompt for prompt in prompts]
+    return [
+        resolve_images(prompt, folders) if is_chat(prompt) and any(map(images_of, prompt)) else prompt
+        for prompt in prompts
+    ]
 
 
 def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:
