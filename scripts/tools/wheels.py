@@ -65,17 +65,21 @@ class WheelError(Exception):
     """Raised when a wheel cannot be built; the message says what to do."""
 
 
+IN_TILES = [name for name, module in MODULES.items() if module.startswith("amx") or name == "multiply_peak_tiles"]
+
+
 def kernels_by_part() -> dict[str, list[str]]:
     """List all kernels but those of AMX: those of a format together, and others."""
     parts = {name: [*(f"{piece}-{name}" for piece in VARIANTS), f"embed-{name}"] for name in SUB_BLOCK}
     parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
-    kinds = {name for name, module in MODULES.items() if not module.startswith("amx")}
+    kinds = {name for name in MODULES if name not in IN_TILES}
     by_format = {*VARIANTS, "linear_float", "embed"}
     by_storage = {"attend", "store", "recall", "select_keys", "select_key_blocks"}
     by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
     parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}
     parts["recurrent"] = [f"{name}-{rule}" for name, rules in by_rule.items() for rule in rules]
-    return parts | {"others": sorted(kinds - by_format - by_storage - {*by_rule})}
+    parts["peak"] = ["multiply_peak"]
+    return parts | {"others": sorted(kinds - by_format - by_storage - {*by_rule, "multiply_peak"})}
 
 
 def kernels_of(lane: Lane) -> list[str]:
@@ -85,7 +89,7 @@ def kernels_of(lane: Lane) -> list[str]:
         names += [f"unpack_groups-{name}" for name in SUB_BLOCK] + [f"unpack_rows-{name}" for name in sorted(PLAIN)]
         names += [f"attend_tiles-{kind}" for kind in STORAGE]
         by_format = {"unpack_groups", "unpack_rows", "attend_tiles"}
-        names += [name for name, module in MODULES.items() if module.startswith("amx") and name not in by_format]
+        names += [name for name in IN_TILES if name not in by_format]
     return [*names, HANDLER]
 
 
