@@ -86,6 +86,7 @@ def test_one_layer_is_as_if_the_rest_had_been_read_alone(opened, one_layer, back
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("kv_type", always=("f32", "f16", "q8_0"))  # to compile the kernels of others takes five seconds
 @pytest.mark.parametrize("kv_type", KINDS)
 def test_cpu_agrees_with_reference(opened, tmp_path, kv_type):
     """Twice forgotten, and read on in between."""
