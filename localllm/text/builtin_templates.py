@@ -48,8 +48,8 @@ def _template(
     return _MACRO + _format_jinja(begin) + loop + end
 
 
-def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "", before: str = "") -> str:
-    return _template(prompt, "", {"system": system, "user": user, "assistant": assistant}, begin, before)
+def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "") -> str:
+    return _template(prompt, "", {"system": system, "user": user, "assistant": assistant}, begin)
 
 
 def _instructions(begin: str, again: str, system: str, user: str, assistant: str) -> str:

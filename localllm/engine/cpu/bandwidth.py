@@ -7,7 +7,6 @@ import numpy as np
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
-from localllm.kernels.build.objects import Progress
 from localllm.system.memory import available_memory
 
 # Bytes to read, much more than a CPU cache holds. With a power of two the kernel's four streams would share memory
@@ -25,11 +24,11 @@ class MemoryReader:
         words: the data, int64.  results: each part's exclusive or of its lines of 64 bytes, int64 [parts, 8].
     """
 
-    def __init__(self, threads: int, size: int = SIZE, progress: Progress | None = None):
-        """Fill `size` bytes, a multiple of 1024; progress is called while kernels are compiled."""
+    def __init__(self, threads: int, size: int = SIZE):
+        """Fill `size` bytes, a multiple of 1024."""
         self.words = np.arange(size // 8)  # NumPy requests huge pages, which are 3 % faster
         self.results = np.zeros((PARTS * threads, 8), np.int64)
-        library, tape = Library({"stream", "run", "work"}, progress), Tape()
+        library, tape = Library({"stream", "run", "work"}), Tape()
         arguments = {"memory": self.words, "size": size, "results": self.results}
         tape.append(Step("stream", arguments, len(self.results), None, [], [Buffer(0, 0)]))
         steps = tape.finish(library.addresses)
@@ -45,10 +44,10 @@ class MemoryReader:
         self._threads.close()
 
 
-def read_bandwidth(threads: int, progress: Progress | None = None) -> float:
+def read_bandwidth(threads: int) -> float:
     """Measure bytes per second, the best of PASSES passes over at most a quarter of the available memory."""
     size = min(SIZE, max(available_memory() // 4, LEAST) // 1024 * 1024)
-    reader = MemoryReader(threads, size, progress)
+    reader = MemoryReader(threads, size)
     try:
         return max(reader.run() for _ in range(PASSES))
     finally:

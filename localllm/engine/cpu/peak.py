@@ -7,7 +7,6 @@ import numpy as np
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
-from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_PRODUCTS, PEAK_TILE_PRODUCTS
 from localllm.kernels.machine import has_tiles, lane_name
 
@@ -16,15 +15,15 @@ PASSES = 10
 PARTS = 4  # per thread
 
 
-def peak_operations(threads: int, progress: Progress | None = None) -> float | None:
+def peak_operations(threads: int) -> float | None:
     """Measure multiplications plus additions per second, the best of PASSES passes.
 
-    None if the CPU has no instruction that multiplies bytes. progress is called while kernels are compiled.
+    None if the CPU has no instruction that multiplies bytes.
     """
     if lane_name() == "portable":
         return None
     name, rounds = ("multiply_peak_tiles", ROUNDS // 100) if has_tiles() else ("multiply_peak", ROUNDS)
-    library, tape, parts = Library({name, "run", "work"}, progress), Tape(), PARTS * threads
+    library, tape, parts = Library({name, "run", "work"}), Tape(), PARTS * threads
     memory = np.ones(parts * PEAK_BYTES, np.uint8)
     tape.append(Step(name, {"memory": memory, "rounds": rounds}, parts, None, [], [Buffer(0, 0)]))
     walkers = Threads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))

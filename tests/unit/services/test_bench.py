@@ -395,7 +395,7 @@ def test_the_best_pass_is_the_bandwidth(monkeypatch):
         speeds = iter([3.0, 9.0, *[5.0] * 8])
         closed, sizes = 0, []
 
-        def __init__(self, threads, size, progress):
+        def __init__(self, threads, size):
             assert threads == 2 and size % 1024 == 0
             self.sizes.append(size)
 

@@ -439,12 +439,12 @@ def test_how_much_memory_is_read(monkeypatch, available, size):
     reader = SimpleNamespace(run=lambda: next(speeds), close=lambda: made.append("close"))
     monkeypatch.setattr(bandwidth, "available_memory", lambda: available)
     monkeypatch.setattr(bandwidth, "MemoryReader", lambda *given: made.append(given) or reader)
-    assert read_bandwidth(3, "shown") == 9.0
-    assert made == [(3, size, "shown"), "close"]
+    assert read_bandwidth(3) == 9.0
+    assert made == [(3, size), "close"]
     reader.run = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
         read_bandwidth(3)
-    assert made[2:] == [(3, size, None), "close"]
+    assert made[2:] == [(3, size), "close"]
 
 
 def test_memory_is_read_in_parts(monkeypatch):
@@ -455,9 +455,9 @@ def test_memory_is_read_in_parts(monkeypatch):
     monkeypatch.setattr(bandwidth, "Threads", lambda *given, **named: made.append((*given, named)) or walker)
     times = iter([10.0, 14.0])
     monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(times))
-    reader = MemoryReader(3, 2048, "shown")
+    reader = MemoryReader(3, 2048)
     asked, (count, addresses, steps, kept) = made
-    assert asked == ({"stream", "run", "work"}, "shown") and (count, addresses) == (3, library.addresses)
+    assert asked == ({"stream", "run", "work"},) and (count, addresses) == (3, library.addresses)
     assert reader.results.shape == (24, 8) and reader.words.tolist() == [*range(256)]
     (step,) = kept["keep"][1].steps
     assert (step.kernel, step.parts, step.arguments["size"]) == ("stream", 24, 2048) and len(steps) == 1
