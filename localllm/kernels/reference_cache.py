@@ -64,10 +64,10 @@ class ReferenceCache:
         return copy
 
     def truncate(self, length: int) -> int:
-        """Shorten the sequence; return the length that it has then, which may be less than asked for.
+        """Shorten the sequence; return its new length, which may be less than `length`.
 
         Keys and values stay in the arrays until they are overwritten. Recurrent states exist only for the current
-        length, so with any the sequence restarts at 0 unless the length stays the same.
+        length, so a sequence with states restarts at 0 unless its length stays the same.
         """
         if self._states is None or length == self._length:
             self._length = length

@@ -1,8 +1,10 @@
 """AMX tile registers and their BF16 products.
 
-There are eight registers of 16 rows of 64 bytes. One instruction adds to 16 x 16 floats, a tile of sums, the product of
+There are eight registers of 16 rows of 64 bytes. One instruction multiplies two registers of BF16 numbers, and adds the
+product to a third one, 16 x 16 floats:
 
-    left operand, 16 rows of 32 numbers     and     right operand, 32 rows of 16 numbers, stored as [16 pairs][16][2]
+    left operand   16 rows of 32 numbers
+    right operand  32 rows of 16 numbers, stored as [16 pairs of rows][16][2]
 
 Registers here: i + 2 * j (0 to 3) holds the sums of left operand i, in register 4 + i, and right operand j, in register
 6 + j. So every operand that is loaded is used twice. Weights are left operands, rows as they are. Tokens are right

@@ -1,9 +1,8 @@
 """Products of the experts' matrices, and copies of rows between the tokens' order and the experts' order.
 
 routing.py gives each pair of a token and an expert a row; the rows of an expert are contiguous. The kernel for one
-matrix multiplies an expert's rows: it is called with a copy of its arguments, in which addresses are moved to the
-expert and its rows. So an expert with few rows reads its matrix as decode does, and one with many unpacks each tile
-once.
+matrix multiplies them. It gets a copy of the arguments, whose addresses are those of the expert's matrix and rows. So
+an expert with few rows reads its matrix as decode does, and one with many unpacks each tile once.
 """
 
 from localllm.kernels.arguments import (

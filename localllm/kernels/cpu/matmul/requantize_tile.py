@@ -1,10 +1,10 @@
 """Requantizes weights of any format to bytes with fewer scales: weight = scale * (byte - BYTE_OFFSET).
 
-A product that scales its sums for every 16 columns, or has minimums, spends a third of its multiplications on that. So
-here 64 columns share a scale, which takes a sixth, and there are no minimums. The rounding costs 3e-5 of the weights'
-mean square (normally distributed): about what rounding the activations to 8 bits costs, a hundredth of what Q4_K has
-cost, a tenth of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a third.
-Formats with blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
+A product whose sums are scaled for every 16 columns, or that has minimums, spends a third of its multiplications on
+scaling. Here 64 columns share a scale, which takes a sixth, and there are no minimums. The rounding costs 3e-5 of the
+weights' mean square (normally distributed): about what rounding the activations to 8 bits costs, a hundredth of what
+Q4_K has cost, a tenth of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by
+a third. Formats with blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
 
 A byte is (code - offset) * factor + minimum, computed in 16-bit fixed point with 5 fraction bits. Codes are first
 shifted left as far as they fit in a byte, which makes the result more precise.
