@@ -104,10 +104,10 @@ QUANTIZE = arguments(
 )
 # y = W x; W [rows, columns] in blocks, x as QUANTIZE makes it. sums, high_sums: those over as many columns as a
 # sub-block of the format has. most_precise: address of the number of tokens up to which both planes are multiplied.
-# pieces int64: addresses of the kernel variants; few_tokens: see kernel_variants.py.
+# variants int64: addresses of the kernel variants; few_tokens: see kernel_variants.py.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess pieces few_tokens words"
+    " excess variants few_tokens words"
 )
 # x as 16-bit integers, see gemm_f16_words.py. A row of y: int16 [columns], then scales f32 [columns / 32].
 QUANTIZE_WORDS = arguments("count x stride y y_stride columns")

@@ -35,7 +35,7 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
         library.load(compiled_for([name]))
         kind, _, format = name.partition("-")
         if kind == "linear_quantized":
-            name, arguments = kind, arguments | pieces(library, format, arguments["columns"], lane)
+            name, arguments = kind, arguments | kernel_variants(library, format, arguments["columns"], lane)
         kernel = KERNEL(library.addresses[name])
         values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
         for part in reversed(range(parts)):
@@ -45,7 +45,7 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
 
 
 def compiled_for(names: Iterable[str]) -> list[str]:
-    """Return the kernels that are there for them: products of quantized weights are made of pieces."""
+    """Return the kernels that exist for them: a product of quantized weights has several variants."""
     found = []
     for name in names:
         kind, _, format = name.partition("-")
@@ -54,10 +54,12 @@ def compiled_for(names: Iterable[str]) -> list[str]:
     return found
 
 
-def pieces(library: Library, format: str, columns: int, lane: Lane | None = None) -> dict[str, np.ndarray | int]:
+def kernel_variants(
+    library: Library, format: str, columns: int, lane: Lane | None = None
+) -> dict[str, np.ndarray | int]:
     """Return the table from which a product of quantized weights takes its kernel variants."""
     addresses = [library.addresses[f"{piece}-{format}"] for piece in VARIANTS]
-    return {"pieces": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
+    return {"variants": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
 
 
 def wanted(request, names: Iterable[str]) -> list[str]:

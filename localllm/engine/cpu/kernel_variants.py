@@ -49,7 +49,7 @@ class VariantTable:
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
         self._products[product] = None
-        return {"pieces": table, "few_tokens": product.few}
+        return {"variants": table, "few_tokens": product.few}
 
     def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
         """List the kernels that a run needs.
@@ -78,16 +78,16 @@ class Loader:
         library: all kernels of the model.
     """
 
-    def __init__(self, library: Library, pieces: VariantTable, progress: Progress | None):
+    def __init__(self, library: Library, variants: VariantTable, progress: Progress | None):
         """Store the library; progress(done, total) is called while a run waits for variants, up to the first logits."""
-        self.library, self._pieces, self._progress = library, pieces, progress
+        self.library, self._variants, self._progress = library, variants, progress
         self._ready = set[tuple[int, int, int]]()
 
     def prepare(self, tokens: int, wanted: int, most_precise: int) -> None:
         """Load the variants that a run needs, see VariantTable.names. Raises LocalllmError."""
         run = tokens, wanted, most_precise
         if run not in self._ready:
-            self._load(self._pieces.names(*run), self._progress)
+            self._load(self._variants.names(*run), self._progress)
             self._ready.add(run)
             if wanted:
                 self._progress = None
@@ -95,8 +95,8 @@ class Loader:
 
     def prepare_all(self) -> None:
         """Load the variants of all possible runs. Raises LocalllmError."""
-        self._load(self._pieces.all_names(), self._progress)
+        self._load(self._variants.all_names(), self._progress)
 
     def _load(self, names: list[str], progress: Progress | None) -> None:
         self.library.load(names, progress)
-        self._pieces.fill(self.library.addresses)
+        self._variants.fill(self.library.addresses)

@@ -146,7 +146,7 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
         quantized = steps.form_of(operation, Quantized)
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
         most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
-        arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
+        arguments |= target.variants.arguments(format.name, x.columns, x.rows, most, is_stored)
         product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
     else:
         forms = (steps.forms.get(x) for x in operation.inputs if not target.in_tiles)

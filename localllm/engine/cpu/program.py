@@ -97,11 +97,11 @@ def compile_program(
     """
     target = target_for_this_cpu(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
-    library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
+    library = Library(tape.kernels | {"run", "work"}, progress, target.variants.all_names())
     rows = tape.finish(library.addresses, threads)
     memory = library, places, tape.memory  # must outlive the threads
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
     streaming = StreamingRunner(walkers, tape.steps) if streams else None
-    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs, streaming)
+    return Program(places.header, walkers, vocab_size, Loader(library, target.variants, progress), of_runs, streaming)

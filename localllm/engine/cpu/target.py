@@ -22,7 +22,7 @@ class CpuTarget:
 
     Attributes:
         in_tiles: whether attention, and products of more than a few tokens, use BF16 tiles.
-        pieces: kernel variants of quantized products, which are loaded on demand.
+        variants: kernel variants of quantized products, which are loaded on demand.
         keeps: whether later runs read the keys and values of a run; float weights then compute them in float32.
             Quantized weights always use 16-bit activations for them: MiniLM in Q8_0 loses 2.6e-4 of its vectors'
             cosine with these, 4.3e-4 without.
@@ -31,7 +31,7 @@ class CpuTarget:
     threads: int
     in_tiles: bool
     verbs: Mapping[str, Callable[..., None]]
-    pieces: VariantTable = field(default_factory=VariantTable)
+    variants: VariantTable = field(default_factory=VariantTable)
     tokens: int = BATCH
     keeps: bool = True
     expert_rows: ClassVar[int] = EXPERT_ROWS

@@ -177,4 +177,4 @@ def linear_quantized(a, part, parts, thread):
     tokens = load_i64(argument(a, LINEAR.count))
     if tokens > 0:
         variant = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
-        call_kernel(load_i64(argument(a, LINEAR.pieces) + variant * 8), a, part, parts, thread)
+        call_kernel(load_i64(argument(a, LINEAR.variants) + variant * 8), a, part, parts, thread)

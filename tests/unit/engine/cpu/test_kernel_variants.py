@@ -1,4 +1,4 @@
-"""Products of quantized weights in pieces: that a run has those that it needs, and that the others come behind it."""
+"""Products of quantized weights: that a run has those that it needs, and that the others come behind it."""
 
 import shutil
 import sys
@@ -33,10 +33,10 @@ def called(format: str, columns: int, counts: range, most_precise: int) -> set[s
 
 def needed(format: str, columns: int, rows: Rows, tokens: int, most_precise: int) -> set[str]:
     """What a run is said to need: of so many tokens, with one row of logits."""
-    pieces = VariantTable()
-    pieces.arguments(format, columns, rows, 512, False)
-    names = pieces.names(tokens, 1, most_precise)
-    assert set(names) <= set(pieces.all_names())
+    variants = VariantTable()
+    variants.arguments(format, columns, rows, 512, False)
+    names = variants.names(tokens, 1, most_precise)
+    assert set(names) <= set(variants.all_names())
     return set(names)
 
 
@@ -53,10 +53,10 @@ def test_a_run_has_what_its_products_call(format, columns, most_precise):
 
 
 def test_another_kernel_for_more_tokens():
-    pieces = VariantTable()
-    pieces.arguments("Q4_K", 512, ALL, 8, False)
-    assert pieces.names(9, 1, 128) == []
-    assert pieces.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
+    variants = VariantTable()
+    variants.arguments("Q4_K", 512, ALL, 8, False)
+    assert variants.names(9, 1, 128) == []
+    assert variants.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
 
 
 def test_runs_find_all_when_all_is_prepared(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def compilers() -> list[str]:
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_pieces_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):
+def test_variants_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):
     """The answer is that of a later start; nobody shows progress when it has begun; compilers end with the engine."""
     monkeypatch.setattr(lowering, "has_tiles", lambda: False)  # in tiles a prompt as long needs none of them
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")

@@ -67,9 +67,9 @@ class Target(CpuTarget):
 
 
 def target_of(in_tiles: bool, keeps: bool = True) -> Target:
-    pieces: Any = SimpleNamespace(arguments=lambda *given: {"pieces": given})
+    variants: Any = SimpleNamespace(arguments=lambda *given: {"variants": given})
     verbs = VERBS | {words.kernel: products.halves for words in WORDS.values()}  # which this CPU may lack
-    return Target(3, in_tiles, verbs, pieces, 7, keeps)
+    return Target(3, in_tiles, verbs, variants, 7, keeps)
 
 
 def weight(format: str, *shape: int, bias: bool = False) -> Weight:

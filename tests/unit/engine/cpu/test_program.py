@@ -8,7 +8,7 @@ import pytest
 from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.cpu import backend, bandwidth, rows, threads
-from localllm.engine.cpu import kernel_variants as pieces_module
+from localllm.engine.cpu import kernel_variants as variants_module
 from localllm.engine.cpu import program as program_module
 from localllm.engine.cpu import rope_shift as shift
 from localllm.engine.cpu import streaming_run as passing
@@ -53,7 +53,7 @@ def test_a_tape_in_pieces(monkeypatch):
     assert done == [(0, 2), 0, 1, (2, 5), 3, 4, (5, 8), 5, 6, (8, 9), 8]
 
 
-# ---- pieces of products ---------------------------------------------------------------------------------------------
+# ---- variants of products -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,37 +85,37 @@ def test_a_tape_in_pieces(monkeypatch):
         (Routed("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
     ],
 )  # fmt: skip
-def test_pieces_that_a_run_needs(of, most, is_precise, run, names):
+def test_variants_that_a_run_needs(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
     found = VariantProduct("Q8_0", 4, of, most, is_precise).variants(*run)
     assert found == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
 def test_pieces_of_all_products(monkeypatch):
-    monkeypatch.setattr(pieces_module, "few_tokens", lambda format, columns: columns)
-    pieces = VariantTable()
-    first = pieces.arguments("Q8_0", 40, ALL, 512, False)
-    second = pieces.arguments("Q8_0", 20, WANTED, 60, True)
-    other = pieces.arguments("Q4_0", 40, ALL, 30, False)
-    assert first["pieces"] is second["pieces"] is not other["pieces"]
-    assert (first["few_tokens"], second["few_tokens"], len(first["pieces"])) == (40, 20, 5)
-    assert pieces.names(1, 1, 128) == ["linear_one-Q8_0", "linear_one-Q4_0"]
-    assert pieces.names(35, 25, 128) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
-    assert pieces.all_names() == [
+    monkeypatch.setattr(variants_module, "few_tokens", lambda format, columns: columns)
+    variants = VariantTable()
+    first = variants.arguments("Q8_0", 40, ALL, 512, False)
+    second = variants.arguments("Q8_0", 20, WANTED, 60, True)
+    other = variants.arguments("Q4_0", 40, ALL, 30, False)
+    assert first["variants"] is second["variants"] is not other["variants"]
+    assert (first["few_tokens"], second["few_tokens"], len(first["variants"])) == (40, 20, 5)
+    assert variants.names(1, 1, 128) == ["linear_one-Q8_0", "linear_one-Q4_0"]
+    assert variants.names(35, 25, 128) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
+    assert variants.all_names() == [
         "linear_few-Q8_0", "linear_one-Q8_0", "linear_one-Q4_0", "linear_few-Q4_0", "linear_few_fast-Q8_0",
         "linear_few_fast-Q4_0", "linear_precise-Q8_0", "linear_fast-Q8_0",
     ]  # fmt: skip
-    pieces.fill({"linear_one-Q8_0": 5, "linear_fast-Q8_0": 6, "linear_few-Q4_0": 7})
-    assert first["pieces"].tolist() == [5, 0, 0, 0, 6] and other["pieces"].tolist() == [0, 7, 0, 0, 0]
+    variants.fill({"linear_one-Q8_0": 5, "linear_fast-Q8_0": 6, "linear_few-Q4_0": 7})
+    assert first["variants"].tolist() == [5, 0, 0, 0, 6] and other["variants"].tolist() == [0, 7, 0, 0, 0]
 
 
-def test_pieces_are_loaded_before_a_run():
+def test_variants_are_loaded_before_a_run():
     """Once for each kind of run; who has seen logits is shown no progress, and compiling gives way."""
     done, addresses = [], {"a": 1}
     library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
                               give_way=lambda: done.append("way"))  # fmt: skip
-    pieces = SimpleNamespace(names=lambda *run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
-    loader = Loader(library, pieces, "shown")
+    variants = SimpleNamespace(names=lambda *run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
+    loader = Loader(library, variants, "shown")
     runs = [(3, 0, 9), (3, 0, 9), (3, 1, 9), (3, 1, 9), (4, 0, 9)]
     for run in runs:
         loader.prepare(*run)
@@ -196,7 +196,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
         )
 
     memory = [object.__new__(Reserved), np.zeros(2), object.__new__(Reserved)]
-    target = SimpleNamespace(pieces=SimpleNamespace(all_names=lambda: ["later"]))
+    target = SimpleNamespace(variants=SimpleNamespace(all_names=lambda: ["later"]))
     tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
@@ -220,7 +220,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
     made.clear()
     program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
     assert made["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in made
-    assert program._loader._progress == "progress" and program._loader._pieces is target.pieces
+    assert program._loader._progress == "progress" and program._loader._variants is target.variants
 
 
 def test_what_threads_share(monkeypatch):

@@ -114,7 +114,7 @@ def of_few(kind: str) -> dict[str, int]:
     """What only the kernel for few tokens would read."""
     if kind == "float":
         return dict.fromkeys(("x", "x_stride", "halves", "halves_stride", "most_precise"), 0)
-    names = "high low words scales sums high_sums excess most_precise pieces few_tokens"
+    names = "high low words scales sums high_sums excess most_precise variants few_tokens"
     return dict.fromkeys(names.split(), 0)
 
 

@@ -14,10 +14,10 @@ from kernel_calls import (
     compiled_for,
     count,
     for_any_parts,
+    kernel_variants,
     normal,
     output,
     padded,
-    pieces,
     written,
 )
 
@@ -326,7 +326,7 @@ def together(
         q, size = as_written(x, most_precise == 0), cpu.SUB_BLOCK[name]
         by_row = {field: q[field] for field in ("high", "low", "words", "scales", "excess")}
         by_row |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"]}
-        arguments |= by_row | {"most_precise": count(most_precise)} | pieces(kernels, name, columns)
+        arguments |= by_row | {"most_precise": count(most_precise)} | kernel_variants(kernels, name, columns)
         places = LINEAR_QUANTIZED
     else:
         source, words = padded(x), halves(call, name, x)
