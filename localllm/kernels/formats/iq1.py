@@ -115,7 +115,7 @@ def iq1_s_codes(address):
 def iq1_s_scales(address):
     """Compute the 8 scales of a group in IQ1_S, d / 8 * (1 + 2 * scale): f32x8.
 
-    A stored scale has 3 bits, bits 4 to 6 of its byte. They are not shifted down, and so count 16-fold.
+    A stored scale has 3 bits, bits 4 to 6 of a byte. They are read as 16 * scale, and the result is divided by 16.
     """
     scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
     return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))

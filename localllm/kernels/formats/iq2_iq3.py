@@ -161,15 +161,15 @@ topmost_bytes = make_shuffle(u8x8, u8x32, range(3, 32, 4))
 
 @device
 def signs_of_words(words):
-    """Return the signs of a group from 8 words of 32 bits, each with four 7-bit sign codes: u8x32, a byte per octet."""
+    """Return the signs of a group from eight 32-bit words, each with four 7-bit sign codes: u8x32, a byte per octet."""
     return evened(four_sevens(words))
 
 
 @device
 def scales_of_words(words, d):
-    """Compute d * (scale + 1/2) for the 8 scales in the topmost 4 bits of 8 words of 32 bits: f32x8.
+    """Compute d * (scale + 1/2) for 8 scales, stored in the topmost 4 bits of eight 32-bit words: f32x8.
 
-    The bits are not shifted down within their bytes, and so count 16-fold.
+    The 4 bits are read as the high half of a byte, 16 * scale; the result is divided by 16.
     """
     return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
 

@@ -14,18 +14,19 @@ from localllm.kernels.cpu.signature import argument, device
 from localllm.kernels.simd import load_i64, store_i64
 
 
-def make_finish(product, declaration):
+def make_finish(product, own):
     """Make a function that sets the arguments of an expert's product that depend on the expert.
 
-    Those are the address of its panels, and whether the run has few enough tokens for both planes.
+    Those are the address of its panels, and whether the run has few enough tokens for both planes. product, own: the
+    declarations of the kernel for one matrix and of the kernel for all experts.
     """
 
     @device
     def finish(a, call, expert, memory):
-        number = (expert - argument(a, declaration.active)) // EXPERT_BYTES
+        number = (expert - argument(a, own.active)) // EXPERT_BYTES
         panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
-        put(call, product.panels, argument(a, declaration.panels) + panel * PANEL_BYTES)
-        is_exact = load_i64(argument(a, declaration.run_count)) <= load_i64(argument(a, declaration.most_exact))
+        put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
+        is_exact = load_i64(argument(a, own.run_count)) <= load_i64(argument(a, own.most_exact))
         store_i64(memory, ANY_NUMBER if is_exact else 0)
         put(call, product.most_exact, memory)
 

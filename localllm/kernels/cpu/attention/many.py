@@ -1,8 +1,8 @@
 """The two products of attention for many rows, q k^T and weights * v, in float32 register tiles.
 
-For all the rows of a unit, a block of keys is converted to float32 and transposed once, and a block of values
-converted. The vectors of a tile lie along the keys for scores, along the head dimension for the output. Arrays of rows
-are padded to whole tiles; the padding of q is zero, and its results are not used.
+A block of keys is converted to float32 and transposed once for all rows of a unit, a block of values is converted. The
+lanes of a tile's vectors are keys in the first product, and dimensions of the head in the second. Arrays of rows are
+padded to whole tiles; the padding of q is zero, and its results are not used.
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS

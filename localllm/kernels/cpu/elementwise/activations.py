@@ -63,7 +63,7 @@ def nothing(a, token):
 def of_one(declaration, function, extra_of=nothing):
     """Make a kernel that computes y = function(x, extra) for vectors of 16 columns, with extra = extra_of(a, token).
 
-    declaration: that of its arguments; extra_of: computes the extra argument once per row.
+    declaration: the declaration of the kernel's arguments; extra_of: computes the extra argument once per row.
     """
 
     @kernel
@@ -85,8 +85,8 @@ def of_one(declaration, function, extra_of=nothing):
 def of_two(declaration, first, second, function, extra_of=nothing, is_shared=False):
     """Make a kernel that computes y = function(x, z, extra) for vectors of 16 columns, with extra = extra_of(a, token).
 
-    declaration: that of its arguments; first, second: which of them are x and z; extra_of: computes the extra argument
-    once per row; is_shared: whether z is one row for all tokens.
+    declaration: the declaration of the kernel's arguments; first, second: the arguments that are the addresses of x and
+    z; extra_of: computes the extra argument once per row; is_shared: whether z is one row for all tokens.
     """
 
     @kernel

@@ -1,9 +1,12 @@
 """Products of two rows of Q2_K or Q3_K with one token, with a 4-byte vector lane for each sub-block (AVX512-VNNI).
 
-With striped codes, a run of 32 columns has two lanes of every vector, a sub-block of 16 is in both, and the halves of
-runs have separate sums, which have to be shuffled. Here a sub-block has one lane in all four vectors: sums are in the
-lanes of their scales, and codes move only within 16 bytes, as they lie in the file (formats/sub_blocks.py). For that,
-each part of the step first puts the activations in the same order. From the L2 cache, one core of a Zen 4 reads Q2_K at
+A sub-block is 16 columns with one scale. Codes can be assigned to the lanes of vectors in two ways:
+
+- striped (gemv_int8_1.py): a sub-block has two lanes of two vectors, so its sums have to be shuffled together
+- here: a sub-block has one lane of all four vectors, so its sum is in the lane of its scale. Codes move only within 16
+  bytes, as they lie in the file (formats/sub_blocks.py)
+
+Each part of the step first puts the activations in the same order. From the L2 cache, one core of a Zen 4 reads Q2_K at
 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
 """
 

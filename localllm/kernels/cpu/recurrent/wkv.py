@@ -25,8 +25,8 @@ from localllm.kernels.simd import (
 def gated(source, target, of_token, v, state_product, y, read_next):
     """Apply a token to one row of a block, by the rule "gated".
 
-    of_token: addresses of the row's numbers of r, w, k, and two more vectors. Return y plus r times the new row, and
-    read_next unchanged.
+    of_token: addresses of the token's numbers for this row in r, w, k, and in two more vectors that other rules use.
+    Return y plus r times the new row, and read_next unchanged.
     """
     r, w, k, _, _ = of_token
     row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
