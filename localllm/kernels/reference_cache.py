@@ -46,7 +46,7 @@ class ReferenceCache:
         return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Return one of a layer's recurrent states, `shape` zeros before the first run."""
+        """Return one of a layer's recurrent states: zeros of the given shape before the first run."""
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:

@@ -168,7 +168,7 @@ def make_scores(bundle, rows, groups, has_chosen):
 def make_combine(bundle, value_columns, lanes, value_dim):
     """Make a function that merges the results of a block's groups of lanes to the partial results of its heads.
 
-    bundle: heads of a block; value_columns: numbers of a head that a lane holds; lanes: that share a head.
+    bundle: heads of a block; value_columns: numbers of a head that a lane holds; lanes: how many lanes share a head.
     """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded

@@ -71,7 +71,10 @@ def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Write the RMS norm of each head of x, with its pairs rotated, to y: queries and keys before attention."""
+    """Write the RMS norm of each head of x, with its pairs rotated, to y.
+
+    Models with normalized queries and keys apply this before attention.
+    """
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return

@@ -21,7 +21,7 @@ TURNS = 0.5 / math.pi  # turns per radian
 def angles(count, positions, before, frequencies, pairs, table, factor):
     """Write the cosine and the sine of every position's rotation angles to the table; a block for each position.
 
-    Angles are computed in turns, in float64, of which whole turns are dropped: a million turns cost 20 bits of 53.
+    Angles are computed in turns, in float64, and whole turns are dropped: after a million turns 20 bits of 53 are lost.
     """
     row = cuda.blockIdx.x
     if row >= load_i64(count):
