@@ -93,10 +93,10 @@ def test_a_program_that_is_another():
 def test_all_of_them_at_once(tmp_path: Path, cli):
     """A command line as it is copied from somewhere."""
     model, types = write_tiny_model(tmp_path / "model.gguf"), tmp_path / "types.txt"
-    types.write_text("attn_k=q5_0")
+    types.write_text("attn_k=q8_0")
     code, _, err = cli(
         "quantize", "--allow-requantize", "--leave-output-tensor", "--pure", "--token-embedding-type", "q8_0",
-        "--tensor-type", "attn_v=q5_1", "--tensor-type-file", types, "--prune-layers", "1", "--override-kv",
+        "--tensor-type", "attn_v=f16", "--tensor-type-file", types, "--prune-layers", "1", "--override-kv",
         "llama.context_length=int:300", "--max-buffer-size", "100", "--output-tensor-type", "q8_0",
         model, tmp_path / "out.gguf", "Q4_0", "2",
     )  # fmt: skip
